@@ -130,13 +130,13 @@ def test_failed_question_is_taken_back() -> None:
 def test_stopped_answer_is_kept() -> None:
     chat = conversation()
     chat.sampling = SamplingParams(temperature=1.0, seed=1)
-    write = chat.write
+    write = chat._writer.text
 
     def write_and_stop(text: str) -> None:
         write(text)
         chat.stop_asked = True
 
-    chat.write = write_and_stop  # type: ignore[method-assign]
+    chat._writer.text = write_and_stop  # type: ignore[method-assign]
     chat.say("Go on")
     assert "stopped" in notes(chat) and [m["role"] for m in chat.messages] == ["user", "assistant"]
 

@@ -82,7 +82,7 @@ CHAT = {
 
 def served(encoder: Any) -> tuple[Any, list[Any]]:
     """The logprobs of the server's body, and of its chunks that have any."""
-    sent = [item.data for event in EVENTS for item in encoder.feed(event)]
+    sent = [item.decode().strip().removeprefix("data: ") for event in EVENTS for item in encoder.feed(event)]
     chunks = [json.loads(data) for data in sent if data != "[DONE]"]
     return encoder.body()["choices"][0]["logprobs"], [found for c in chunks if (found := logprobs_of(c))]
 

@@ -101,7 +101,7 @@ def test_close_wakes_a_waiting_reader() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
-def test_nothing_is_lost_and_lanes_keep_order(actions: list[tuple[int, bool]]) -> None:
+def test_nothing_is_lost_and_clients_keep_order(actions: list[tuple[int, bool]]) -> None:
     queue: FairQueue[tuple[int, int]] = FairQueue(8, 4)
     accepted: list[tuple[int, int]] = []
     taken: list[tuple[int, int]] = []

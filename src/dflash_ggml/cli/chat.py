@@ -155,11 +155,6 @@ def run(args: argparse.Namespace) -> int:
         sampling = sampling_params(args, engine.metadata)
         check_biases(sampling, engine.n_vocab)
 
-        def progress(done: int, total: int) -> None:
-            meter.tokens(done, total)
-            if done >= total:
-                meter.clear()
-
         session = Session(engine, **chats.session_options(args))
         conversation = Conversation(
             session,
@@ -170,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
             system=args.system,
             thinking=chats.thinking_choice(args.think, session),
             options=chats.text_options(args),
-            progress=progress,
+            progress=meter.tokens,
         )
         if save is not None:
             conversation.take(args.load, save)

@@ -159,7 +159,7 @@ def no_draft(config: EngineConfig, has_target: bool) -> Check:
 
 
 def left_out(error: BaseException) -> Check:
-    """A draft that nobody named and that cannot be used."""
+    """A draft that was found, not named, and that cannot be used."""
     text = f"no draft, decoding is plain: {' '.join(str(error).split())}"
     return Check("draft", "note", text, "name another one with -md or -hfd")
 

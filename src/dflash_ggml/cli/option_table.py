@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-_KINDS: dict[str, Any] = {"int": int, "float": float, "path": Path}
+_KINDS: dict[str, Any] = {"int": int, "float": float, "str": str, "path": Path}
 
 
 def entries(table: str) -> Iterator[tuple[list[str], list[str], str]]:
@@ -22,7 +22,7 @@ def add_table(add: Callable[..., Any], table: str, **kinds: Any) -> None:
     """Add options, such as `-c --ctx-size N int 0 | help`.
 
     Behind the flags come the value's name in the help (`_`: none), what reads it and its default. Without them it is a switch.
-    kinds: what reads values beside int, float and path, by the name in the table: a function, or keywords of add_argument.
+    kinds: what reads values beside int, float, str and path, by the name in the table: a function, or keywords of add_argument.
     add: a parser's or a group's add_argument.
     """
     for flags, value, text in entries(table):

@@ -10,12 +10,13 @@ from typing import Any, TextIO
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..errors import ConfigError, ContextOverflowError, DflashError
-from ..session.events import Finish, Progress, ReasoningDelta, TextDelta, Usage
+from ..session.answer import Answer
+from ..session.events import Usage
 from ..session.requests import ChatRequest
 from ..session.session import Session, run_chat
 from .chat_options import THINKING
 from .wording import count
-from .writer import Writer
+from .writer import Writer, write_answer
 
 HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
 Ctrl-C stops the answer, Ctrl-D ends the program.
@@ -92,7 +93,7 @@ class Conversation:
     system: str = ""
     thinking: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # more of every request
-    progress: Callable[[int, int], None] | None = None
+    progress: Callable[[int, int], object] = lambda done, total: None
     messages: list[dict[str, Any]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     last: Usage | None = None
@@ -130,52 +131,36 @@ class Conversation:
         """Ask the model and stream what it says; a failed question is taken back."""
         self.messages.append({"role": "user", "content": text})
         self.stop_asked = False
-        said: dict[type, list[str]] = {TextDelta: [], ReasoningDelta: []}
         try:
-            self._stream(said)
-        except ContextOverflowError as error:
-            self.messages.pop()
-            self.note(f"{error}; /undo and /reset make room, -c at the start gives more")
-            return
+            answer = self._stream()
         except DflashError as error:
             self.messages.pop()
-            self.note(str(error))
+            is_full = isinstance(error, ContextOverflowError)
+            self.note(
+                f"{error}; /undo and /reset make room, -c at the start gives more" if is_full else str(error)
+            )
             return
-        reply: dict[str, Any] = {"role": "assistant", "content": "".join(said[TextDelta])}
-        if said[ReasoningDelta]:
-            reply["reasoning_content"] = "".join(said[ReasoningDelta])
+        reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            reply["reasoning_content"] = answer.reasoning
         self.messages.append(reply)
 
-    def _stream(self, said: dict[type, list[str]]) -> None:
-        request = self._request()
-        limit_in_thinking = False
-        try:
-            for event in run_chat(self.session, request, should_stop=lambda: self.stop_asked):
-                if isinstance(event, TextDelta):
-                    said[TextDelta].append(event.text)
-                    self.write(event.text)
-                elif isinstance(event, ReasoningDelta):
-                    said[ReasoningDelta].append(event.text)
-                    self._writer.thinking(event.text)
-                elif isinstance(event, Progress) and self.progress is not None:
-                    self.progress(event.done, event.total)
-                elif isinstance(event, Usage):
-                    self.last = event
-                    self.totals.add(event)
-                elif isinstance(event, Finish):
-                    self._writer.end()
-                    in_thinking = bool(said[ReasoningDelta]) and not said[TextDelta]
-                    limit_in_thinking = event.reason == "length" and in_thinking
-                    if event.reason == "length" and not in_thinking:
-                        self.note("cut: the token limit or the end of the context was reached")
-                    elif event.reason == "cancelled":
-                        self.note("stopped")
-        finally:
-            self._writer.end_thinking()
-        if self.last is not None:
-            self.note(answer_line(self.last))
-        if limit_in_thinking:
+    def _stream(self) -> Answer:
+        events = run_chat(self.session, self._request(), should_stop=lambda: self.stop_asked)
+        answer = write_answer(events, self._writer, self.progress)
+        usage, finish = answer.done()
+        self.last = usage
+        self.totals.add(usage)
+        is_cut = finish.reason == "length"
+        in_thinking = bool(answer.reasoning) and not answer.text
+        if is_cut and not in_thinking:
+            self.note("cut: the token limit or the end of the context was reached")
+        elif finish.reason == "cancelled":
+            self.note("stopped")
+        self.note(answer_line(usage))
+        if is_cut and in_thinking:
             self.note("the limit fell inside the thinking: /set max_tokens N or /think off")
+        return answer
 
     def _request(self) -> ChatRequest:
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -187,10 +172,6 @@ class Conversation:
             enable_thinking=self.thinking,
             **self.options,
         )
-
-    def write(self, text: str) -> None:
-        """More of an answer, at once."""
-        self._writer.text(text)
 
     def note(self, text: str) -> None:
         """A line about the conversation."""

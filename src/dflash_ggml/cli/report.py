@@ -36,8 +36,10 @@ class Meter:
         self._show(f"loading {stage}", done, total, f"{done / 2**20:.0f}/{total / 2**20:.0f} MiB")
 
     def tokens(self, done: int, total: int) -> None:
-        """`done` of `total` prompt tokens."""
+        """`done` of `total` prompt tokens; all of them end the bar."""
         self._show("prefill", done, total, f"{done}/{total} tokens")
+        if done >= total:
+            self.clear()
 
     def _show(self, label: str, done: int, total: int, text: str) -> None:
         if not self._on:

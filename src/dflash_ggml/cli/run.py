@@ -17,7 +17,7 @@ from typing import Any
 from ..decode.sampling_params import SamplingParams
 from ..engine.engine import Engine
 from ..errors import ConfigError, ContextOverflowError
-from ..session.events import Event, Finish, Progress, ReasoningDelta, TextDelta, Usage
+from ..session.events import Event
 from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
@@ -33,7 +33,7 @@ from .report import Meter, Report, Steps, sizes
 from .sampling_options import add_sampling_options, check_biases, sampling_params
 from .streams import named, write_out
 from .versus import compared, decode_again, versus_line
-from .writer import Writer
+from .writer import Writer, write_answer
 
 EXAMPLES = """examples:
   dflash-run --prompt "def fibonacci(n):"
@@ -202,34 +202,10 @@ def follow(
     events: Iterable[Event], steps: Steps, meter: Meter, writer: Writer | None, is_chat: bool = False
 ) -> Report:
     """Show the progress, write text and thinking as they come, and report; reasoning only where it is a chat."""
-    pieces: list[str] = []
-    thoughts: list[str] = []
-    usage, finish = None, None
-    try:
-        for event in events:
-            if isinstance(event, Progress):
-                meter.tokens(event.done, event.total)
-                continue
-            meter.clear()
-            if isinstance(event, TextDelta):
-                pieces.append(event.text)
-                if writer is not None:
-                    writer.text(event.text)
-            elif isinstance(event, ReasoningDelta):
-                thoughts.append(event.text)
-                if writer is not None:
-                    writer.thinking(event.text)
-            elif isinstance(event, Usage):
-                usage = event
-            elif isinstance(event, Finish):
-                finish = event
-    finally:
-        if writer is not None:
-            writer.end_thinking()
-    if writer is not None:
-        writer.end()
-    assert usage is not None and finish is not None
-    return Report("".join(pieces), finish.reason, usage, steps, "".join(thoughts) if is_chat else None)
+    answer = write_answer(events, writer, meter.tokens)
+    meter.clear()
+    usage, finish = answer.done()
+    return Report(answer.text, finish.reason, usage, steps, answer.reasoning if is_chat else None)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,7 +19,7 @@ def replace_closed_streams() -> set[str]:
 
 
 def can_write(command: str) -> bool:
-    """As replace_closed_streams; False, with a line about it, where nobody would see what the command writes."""
+    """As replace_closed_streams; False, with a line about it, where what the command writes would be lost."""
     if "stdout" not in replace_closed_streams():
         return True
     print(f"{command}: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)

@@ -1,7 +1,7 @@
 """`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine.
 
-A text that takes a second says little of a machine that others use too: its speed changes from one second to the next. So short
-texts are decoded some more times in both ways by turns, and the middle one of the rounds counts.
+An answer of one second says little of a machine that others use too: its speed changes from one second to the next. So short
+answers are decoded several more times in both ways alternately, and the median ratio counts.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from ..config import Mode
 from ..files.pairs import EMBEDDED_TARGET
-from ..session.events import Finish, Progress, Usage
 from ..session.hooks import Hooks
 from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
 from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
+from .writer import write_answer
 
 _NOTICED = 1.05  # a ratio of speeds that is no accident of timing
 ENOUGH = 3.0  # seconds of decoding after which no further round begins
@@ -48,7 +48,7 @@ def decode_again(
 ) -> Plain | None:
     """The n tokens that plain decoding, or another mode (None: the engine's own), gives for a prompt; None when stopped.
 
-    Where it comes to an end earlier, because the texts forked, it goes on behind that end.
+    Where it comes to an end earlier, because the answers differ, it goes on behind that end.
     """
     token_ids: list[int] = []
     ms = 0.0
@@ -63,15 +63,11 @@ def decode_again(
         )
         hooks = Hooks(on_step=steps.add)
         with closing(run_completion(session, request, hooks=hooks, should_stop=should_stop)) as events:
-            for event in events:
-                if isinstance(event, Progress):
-                    meter.tokens(event.done, event.total)
-                else:
-                    meter.clear()
-                if isinstance(event, Usage):
-                    ms += event.predicted_ms
-                elif isinstance(event, Finish) and event.reason == "cancelled":
-                    return None
+            usage, finish = write_answer(events, None, meter.tokens).done()
+        meter.clear()
+        if finish.reason == "cancelled":
+            return None
+        ms += usage.predicted_ms
         token_ids += steps.token_ids
     return Plain(token_ids, ms)
 
@@ -103,7 +99,7 @@ def compared(
 
 
 def versus_line(report: Report, plain: Plain, session: Session, rounds: Sequence[float] = ()) -> str:
-    """What just happened, for somebody who sees it for the first time. rounds: of `compared`."""
+    """What just happened, for a first-time reader. rounds: of `compared`."""
     if not report.usage.steps:
         return "too few tokens to compare drafting with plain decoding"
     what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"

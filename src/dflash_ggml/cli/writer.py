@@ -1,10 +1,13 @@
-"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where nobody watches."""
+"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where that is no terminal."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
+from ..session.answer import Answer
+from ..session.events import Event, Finish, Progress, ReasoningDelta, TextDelta
 from .streams import named
 
 DIM, PLAIN = "\x1b[2m", "\x1b[22m"
@@ -44,6 +47,37 @@ class Writer:
         if self._is_thinking:
             _write(self._thoughts, f"{self._plain}\n{gap}")
             self._is_thinking = False
+
+
+def write_answer(
+    events: Iterable[Event], writer: Writer | None, progress: Callable[[int, int], object]
+) -> Answer:
+    """Write text and thinking as they come, if there is a writer.
+
+    Args:
+        events: of one answer.
+        writer: where it goes; None: nowhere.
+        progress: told how many tokens of the prompt are prefilled, and how many will be.
+
+    Returns:
+        The whole answer.
+    """
+    answer = Answer()
+    try:
+        for event in events:
+            answer.feed(event)
+            if isinstance(event, Progress):
+                progress(event.done, event.total)
+            elif writer is not None and isinstance(event, TextDelta):
+                writer.text(event.text)
+            elif writer is not None and isinstance(event, ReasoningDelta):
+                writer.thinking(event.text)
+            elif writer is not None and isinstance(event, Finish):
+                writer.end()
+    finally:
+        if writer is not None:
+            writer.end_thinking()
+    return answer
 
 
 def _write(stream: TextIO, text: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
 from ..session.events import (
     Finish,
@@ -19,20 +17,19 @@ from ..session.events import (
     Usage,
 )
 from ..session.openai_parts import timings_dict, usage_timings
-from ..session.requests import ChatRequest, NamedTool, ToolChoice
+from ..session.requests import ChatRequest, ToolChoice
 from .anthropic_schema import CountBody, MessagesBody, chat_messages
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
+from .dialect import ApiCall, Settings, data_event, new_id, opened, speculation, text_format, thinking
 from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
-from .schema import parse, sampling_params
+from .schema import parse, plain_format, sampling_params
 from .tools import Offer, arguments_of, offer_anthropic, pick
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(MessagesBody, data, notes)
+    body, notes = opened(MessagesBody, data, settings)
     model = settings.model(body.model)
     sampling = sampling_params(
         settings.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
@@ -68,7 +65,9 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     # Without the field the real API does not think either.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
     offer, choice = _choice(body, notes)
-    arguments: dict[str, Any] = {
+    form = (body.output_config.format if body.output_config else None) or body.output_format
+    schema = None if form is None else plain_format("json_schema", None, form.schema_, "output_config.format")
+    return {
         "messages": chat_messages(body, notes),
         "tools": offer.definitions,
         "tool_choice": choice,
@@ -77,13 +76,8 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
         "reasoning_budget": body.thinking.budget_tokens if body.thinking else None,
         "reasoning_effort": effort.get("reasoning_effort"),
         "continue_final_message": body.messages[-1].role == "assistant",
+        "response_format": text_format(schema, choice),
     }
-    form = (body.output_config.format if body.output_config else None) or body.output_format
-    if form is not None and choice != "required" and not isinstance(choice, NamedTool):
-        # a forced call has no text that the format could bind
-        schema = {"name": "response", "schema": form.schema_}
-        arguments["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return arguments
 
 
 def _choice(body: CountBody, notes: Notes) -> tuple[Offer, ToolChoice]:
@@ -107,10 +101,10 @@ class MessageEncoder:
         self._kind: str | None = None  # of the open content block
         self._index = -1
 
-    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         return data_event({"type": kind, **fields}, event=kind)
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         self.answer.feed(event)
         if isinstance(event, Progress):
             yield self._event("ping")
@@ -146,7 +140,7 @@ class MessageEncoder:
             yield self._event("message_delta", delta=delta, usage=_usage(usage), timings=timings_dict(usage))
             yield self._event("message_stop")
 
-    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[ServerSentEvent]:
+    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
         if self._kind == kind:
             return
         yield from self._close()
@@ -154,11 +148,11 @@ class MessageEncoder:
         self._index += 1
         yield self._event("content_block_start", index=self._index, content_block=block)
 
-    def _delta(self, kind: str, block: dict[str, Any], **delta: Any) -> Iterator[ServerSentEvent]:
+    def _delta(self, kind: str, block: dict[str, Any], **delta: Any) -> Iterator[bytes]:
         yield from self._open(kind, block)
         yield self._event("content_block_delta", index=self._index, delta=delta)
 
-    def _close(self) -> Iterator[ServerSentEvent]:
+    def _close(self) -> Iterator[bytes]:
         if self._kind is None:
             return
         if (
@@ -170,7 +164,7 @@ class MessageEncoder:
         self._kind = None
         yield self._event("content_block_stop", index=self._index)
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         yield data_event(anthropic_body(error, self._id), event="error")
 
     def _begin_usage(self) -> dict[str, Any]:

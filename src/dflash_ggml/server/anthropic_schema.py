@@ -8,29 +8,26 @@ from pydantic import Field
 
 from .dialect import dumps
 from .ignored_fields import IDLE_MESSAGES, QUIET_MESSAGES
-from .media import content_text, part_text, thoughts
+from .media import content_text, note_role, part_text, thoughts
 from .notes import Notes
-from .schema import Body, Positive, Probability, Speculation, Temperature, Whole, parse
+from .schema import Body, Echoed, Positive, Probability, Speculation, Temperature, Whole, parse
 
 BILLING = "x-anthropic-billing-header:"  # Claude Code's label in the system prompt, other with every request
 
 
-class ToolUseBlock(Body):
-    echoed = True
+class ToolUseBlock(Echoed):
     id: str
     name: str
     input: dict[str, Any]
 
 
-class ToolResultBlock(Body):
-    echoed = True
+class ToolResultBlock(Echoed):
     tool_use_id: str
     content: str | list[Any] | dict[str, Any] | None = None
     is_error: bool | None = None
 
 
-class Message(Body):
-    echoed = True
+class Message(Echoed):
     role: str
     content: str | list[dict[str, Any]]
 
@@ -96,11 +93,7 @@ def chat_messages(body: CountBody, notes: Notes) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": content_text(system, "system", notes, "\n\n")})
     for i, message in enumerate(body.messages):
         where = f"messages[{i}]"
-        if message.role not in ("user", "assistant", "system"):
-            notes.weaken(
-                f"{where}.role",
-                f"{message.role[:40]!r} is shown as the chat template shows it, or as the user's words",
-            )
+        note_role(message.role, ("user", "assistant", "system"), where, notes)
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         elif message.role == "assistant":
@@ -115,12 +108,12 @@ def _said(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> 
     results: list[dict[str, Any]] = []
     rest: list[str] = []
     for j, block in enumerate(blocks):
-        place = f"{where}.content[{j}]"
+        path = f"{where}.content[{j}]"
         if block.get("type") != "tool_result":
-            rest.append(part_text(block, place, notes) or "")
+            rest.append(part_text(block, path, notes) or "")
             continue
-        result = parse(ToolResultBlock, block, notes, place)
-        content = content_text(result.content, f"{place}.content", notes, "\n\n")
+        result = parse(ToolResultBlock, block, notes, path)
+        content = content_text(result.content, f"{path}.content", notes, "\n\n")
         # chat messages have no error flag, so the model is told in words
         content = f"Error: {content}" if result.is_error else content
         results.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
@@ -134,13 +127,13 @@ def _assistant(blocks: list[dict[str, Any]], where: str, notes: Notes) -> dict[s
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for j, block in enumerate(blocks):
-        place = f"{where}.content[{j}]"
+        path = f"{where}.content[{j}]"
         if block.get("type") == "tool_use":
-            use = parse(ToolUseBlock, block, notes, place)
+            use = parse(ToolUseBlock, block, notes, path)
             function = {"name": use.name, "arguments": dumps(use.input)}
             calls.append({"id": use.id, "type": "function", "function": function})
         else:
-            texts.append(part_text(block, place, notes) or "")
+            texts.append(part_text(block, path, notes) or "")
     message: dict[str, Any] = {"role": "assistant", "content": "\n\n".join(t for t in texts if t)}
     thought = thoughts(blocks)
     if thought:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from ..errors import DflashError
+from ..text.tokenizer import Tokenizer
 from . import (
     anthropic,
     embeddings,
@@ -35,9 +36,8 @@ from .choices import alternative
 from .constraint_fields import note_unbound
 from .dialect import ApiCall, Settings, new_id, note_selection
 from .embeddings import EmbeddingCall
-from .engine_side import EngineSide, Progress, Vocabulary
 from .errors import ApiError, anthropic_body, from_exception, is_anthropic, is_ollama, openai_body
-from .exchange import Reply, respond
+from .exchange import respond
 from .host_guard import HostGuard
 from .intake import Intake
 from .limits import parse_json
@@ -45,8 +45,8 @@ from .metrics import CONTENT_TYPE, Metrics
 from .notes import HEADER as NOTES
 from .page import page_routes
 from .response_store import ResponseStore, page
-from .runner import work
-from .series import Series
+from .runner import Progress, Runner, work
+from .series import Series, Work
 from .worker import Worker
 
 log = logging.getLogger(__name__)
@@ -54,11 +54,9 @@ log = logging.getLogger(__name__)
 # what pages of another origin may read: clients look at all of them
 EXPOSED = (NOTES, "x-request-id", "request-id", "retry-after", "x-should-retry", "www-authenticate")
 
-# a call, or the answer of one that needs no model
-ReadCall = Callable[[dict[str, Any], Settings], "ApiCall | dict[str, Any]"]
+# what reads a body: a call, or the answer of one that needs no model
 Read = Callable[[dict[str, Any], Settings], Any]
-Answer = Callable[[EngineSide, Any], dict[str, Any]]
-Tell = Callable[["EngineSide | None", Settings], Any]
+Begin = Callable[["Service", Runner, Any], Iterable[Work]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -66,7 +64,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """Everything the routes share. `drain_seconds`: how long a running answer may go on after SIGTERM."""
 
-    worker: Worker[EngineSide]
+    worker: Worker[Runner]
     settings: Settings
     keys: KeyRing
     metrics: Metrics
@@ -112,7 +110,7 @@ def create_app(
 
     responses = partial(openai_responses.read_call, store=service.store)
 
-    def spoken(read: Callable[[dict[str, Any], Settings, Vocabulary], ApiCall]) -> ReadCall:
+    def spoken(read: Callable[[dict[str, Any], Settings, Tokenizer], ApiCall]) -> Read:
         return lambda data, settings: read(data, settings, service.worker.require_ready().tokenizer)
 
     def completions(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
@@ -120,74 +118,87 @@ def create_app(
         own = "n_predict" in data and "max_tokens" not in data
         return (spoken(llamacpp.read_completion) if own else openai_completions.read_call)(data, settings)
 
-    generating: list[tuple[ReadCall, list[str]]] = [
-        (openai_chat.read_call, ["/v1/chat/completions", "/chat/completions"]),
-        (openai_completions.read_call, ["/v1/completions"]),
-        (completions, ["/completions"]),
-        (responses, ["/v1/responses", "/responses"]),
-        (anthropic.read_call, ["/v1/messages"]),
-        (spoken(llamacpp.read_completion), ["/completion"]),
-        (spoken(llamacpp.read_infill), ["/infill"]),
-        (ollama.read_chat, ["/api/chat"]),
-        (ollama.read_generate, ["/api/generate"]),
-    ]
+    worker, settings, store = service.worker, service.settings, service.store
 
     def embedding(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
-        return embeddings.read_call(data, settings, service.worker.require_ready().info()["n_embd"])
+        return embeddings.read_call(data, settings, worker.require_ready().info()["n_embd"])
 
-    embedding_paths: list[tuple[Read, list[str]]] = [
-        (embedding, ["/v1/embeddings", "/embeddings"]),
-        (embeddings.read_llama_call, ["/embedding"]),
-        (ollama.read_embed, ["/api/embed"]),
-        (ollama.read_embeddings, ["/api/embeddings"]),
-    ]
-
-    def count(runner: EngineSide, asked: ApiCall) -> dict[str, Any]:
+    def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
 
-    asking: list[tuple[Read, Answer, str]] = [
-        (
+    # path -> what makes a call of a body, whose answer takes the engine
+    generating: dict[str, Read] = {
+        **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), openai_chat.read_call),
+        "/v1/completions": openai_completions.read_call,
+        "/completions": completions,
+        **dict.fromkeys(("/v1/responses", "/responses"), responses),
+        "/v1/messages": anthropic.read_call,
+        "/completion": spoken(llamacpp.read_completion),
+        "/infill": spoken(llamacpp.read_infill),
+        "/api/chat": ollama.read_chat,
+        "/api/generate": ollama.read_generate,
+    }
+    embedded: dict[str, Read] = {
+        **dict.fromkeys(("/v1/embeddings", "/embeddings"), embedding),
+        "/embedding": embeddings.read_llama_call,
+        "/api/embed": ollama.read_embed,
+        "/api/embeddings": ollama.read_embeddings,
+    }
+    # path -> what reads a body, and what the runner answers at once
+    asking: dict[str, tuple[Read, Callable[[Runner, Any], dict[str, Any]]]] = {
+        "/v1/messages/count_tokens": (
             anthropic.read_count,
             lambda runner, asked: {"input_tokens": runner.count(asked)},
-            "/v1/messages/count_tokens",
         ),
-        (responses, count, "/v1/responses/input_tokens"),
-        (llamacpp.read_tokenize, llamacpp.tokenize, "/tokenize"),
-        (llamacpp.read_detokenize, llamacpp.detokenize, "/detokenize"),
-        (openai_chat.read_call, llamacpp.apply_template, "/apply-template"),
-        (ollama_models.read_show, ollama_models.show, "/api/show"),
-    ]
-    telling: list[tuple[Tell, list[str]]] = [
-        (model_list, ["/v1/models", "/v1/models/", "/models"]),
-        (ollama_models.tags, ["/api/tags"]),
-        (ollama_models.running, ["/api/ps"]),
-        (ollama_models.version, ["/api/version"]),
-    ]
-    other: list[tuple[Callable[[Service, Request], Awaitable[Response]], str, list[str]]] = [
-        (_model, "/v1/models/{name:path}", ["GET"]),
-        (_response, "/v1/responses/{response_id}", ["GET", "DELETE"]),
-        (_input_items, "/v1/responses/{response_id}/input_items", ["GET"]),
-        (_props, "/props", ["GET"]),
-        (_tokenizer_info, "/tokenizer_info", ["GET"]),
-        (_slots, "/slots", ["GET"]),
-        (_metrics, "/metrics", ["GET"]),
-    ]
+        "/v1/responses/input_tokens": (responses, count),
+        "/tokenize": (llamacpp.read_tokenize, llamacpp.tokenize),
+        "/detokenize": (llamacpp.read_detokenize, llamacpp.detokenize),
+        "/apply-template": (openai_chat.read_call, llamacpp.apply_template),
+        "/api/show": (ollama_models.read_show, ollama_models.show),
+    }
+    # path -> what answers a request without a body
+    telling: dict[str, Callable[[Request], Any]] = {
+        **dict.fromkeys(
+            ("/v1/models", "/v1/models/", "/models"), lambda request: model_list(worker.runner, settings)
+        ),
+        "/v1/models/{name:path}": lambda request: model_object(
+            settings.known(request.path_params["name"]), settings, worker.runner
+        ),
+        "/v1/responses/{response_id}/input_items": lambda request: page(
+            store.items(request.path_params["response_id"]), request.query_params
+        ),
+        "/api/tags": lambda request: ollama_models.tags(worker.runner, settings),
+        "/api/ps": lambda request: ollama_models.running(worker.runner, settings),
+        "/api/version": lambda request: ollama_models.VERSION,
+        "/props": lambda request: llamacpp.props(worker.require_ready(), settings),
+        "/tokenizer_info": lambda request: worker.require_ready().vocabulary(),
+        "/slots": partial(_slots, service),
+        "/metrics": lambda request: Response(
+            service.metrics.render(), headers={"content-type": CONTENT_TYPE}
+        ),
+    }
 
-    def route(path: str, handler: Handler, methods: list[str]) -> Route:
-        return Route(path, _guarded(service, handler), methods=methods)
+    def stored(request: Request) -> dict[str, Any]:
+        response_id = request.path_params["response_id"]
+        if request.method != "DELETE":
+            return store.body(response_id)
+        store.delete(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
 
-    routes: list[Route | Mount] = []
-    for read_call, paths in generating:
-        routes += [route(path, partial(_generate, service, read_call), ["POST"]) for path in paths]
-    for read, paths in embedding_paths:
-        routes += [route(path, partial(_embed, service, read), ["POST"]) for path in paths]
-    for read, answer, path in asking:
-        routes.append(route(path, partial(_ask, service, read, answer), ["POST"]))
-    for tell, paths in telling:
-        routes += [route(path, partial(_tell, service, tell), ["GET"]) for path in paths]
-    for handle, path, methods in other:
-        routes.append(route(path, partial(handle, service), methods))
-    routes += [
+    posts: dict[str, Handler] = {
+        **{path: partial(_queue, service, read, _works) for path, read in generating.items()},
+        **{path: partial(_queue, service, read, _embeddings) for path, read in embedded.items()},
+        **{path: partial(_ask, service, *how) for path, how in asking.items()},
+    }
+    gets: dict[str, Handler] = {path: partial(_tell, tell) for path, tell in telling.items()}
+    routes: list[Route | Mount] = [
+        *(Route(path, _guarded(service, handler), methods=["POST"]) for path, handler in posts.items()),
+        *(Route(path, _guarded(service, handler), methods=["GET"]) for path, handler in gets.items()),
+        Route(
+            "/v1/responses/{response_id}",
+            _guarded(service, partial(_tell, stored)),
+            methods=["GET", "DELETE"],
+        ),
         Route("/health", partial(_health, service)),
         Route("/v1/health", partial(_health, service)),
         *page_routes(),
@@ -261,88 +272,57 @@ async def _json(service: Service, request: Request, read: Callable[[dict[str, An
     return await service.intake.run(lambda: read(parse_json(body, service.settings.limits)))
 
 
-async def _generate(service: Service, read_call: ReadCall, request: Request) -> Response:
-    call = await _json(service, request, lambda data: note_unbound(read_call(data, service.settings)))
+async def _queue(service: Service, read: Read, begin: Begin, request: Request) -> Response:
+    """What takes the engine: read a call, prepare it, queue its jobs, answer."""
+    call = await _json(service, request, lambda data: note_unbound(read(data, service.settings)))
     if isinstance(call, dict):
         return JSONResponse(call)
     # a prompt that cannot be is refused before it waits, while there is a status
-    prepare = service.worker.require_ready().prepare
-    prompts = await service.intake.run(lambda: [prepare(asked) for asked in (call.request, *call.more)])
-    note_selection(prompts, call.notes)
-    if call.on_prepared is not None:
-        call.on_prepared(prompts)
-    choices = (alternative(prompt, i) for prompt in prompts for i in range(call.n))
-    works = (work(choice, service.metrics) for choice in choices)
-    job = Series(service.worker, request.state.client, works)
-    return await _respond(service, request, call, job)
-
-
-async def _respond(service: Service, request: Request, call: Reply, job: Series) -> Response:
+    runner = service.worker.require_ready()
+    works = await service.intake.run(lambda: begin(service, runner, call))
     return await respond(
         request,
         call,
-        job,
+        Series(service.worker, request.state.client, works),
         drain_seconds=service.drain_seconds,
         send_seconds=service.settings.limits.send_seconds,
     )
 
 
-async def _embed(service: Service, read: Read, request: Request) -> Response:
-    call = await _json(service, request, lambda data: read(data, service.settings))
-    if isinstance(call, dict):
-        return JSONResponse(call)
-    runner = service.worker.require_ready()
-    ids = await service.intake.run(lambda: embeddings.tokens_of(runner, call))
-    job = Series(service.worker, request.state.client, embeddings.works(ids, call.normalise))
-    return await _respond(service, request, call, job)
+def _works(service: Service, runner: Runner, call: ApiCall) -> Iterable[Work]:
+    """The jobs of a generating call, one for each answer."""
+    prompts = [runner.prepare(asked) for asked in (call.request, *call.more)]
+    note_selection(prompts, call.notes)
+    if call.on_prepared is not None:
+        call.on_prepared(prompts)
+    return (work(alternative(prompt, i), service.metrics) for prompt in prompts for i in range(call.n))
 
 
-async def _ask(service: Service, read: Read, answer: Answer, request: Request) -> Response:
-    """What the runner knows without a turn at the engine, asked for with a body."""
+def _embeddings(service: Service, runner: Runner, call: EmbeddingCall) -> Iterable[Work]:
+    """The jobs of a call for embeddings."""
+    return embeddings.works(embeddings.tokens_of(runner, call), call.normalise)
+
+
+async def _ask(
+    service: Service, read: Read, answer: Callable[[Runner, Any], dict[str, Any]], request: Request
+) -> Response:
+    """What the runner knows without a pass of the engine, asked for with a body."""
     asked = await _json(service, request, lambda data: read(data, service.settings))
     runner = service.worker.require_ready()
     return JSONResponse(await service.intake.run(lambda: answer(runner, asked)))
 
 
-async def _tell(service: Service, tell: Tell, request: Request) -> Response:
-    """What is known of the server, asked for without a body."""
-    return JSONResponse(tell(service.worker.runner, service.settings))
+async def _tell(tell: Callable[[Request], Any], request: Request) -> Response:
+    """What is known without a body."""
+    told = tell(request)
+    return told if isinstance(told, Response) else JSONResponse(told)
 
 
-async def _model(service: Service, request: Request) -> Response:
-    name = service.settings.known(request.path_params["name"])
-    return JSONResponse(model_object(name, service.settings, service.worker.runner))
-
-
-async def _response(service: Service, request: Request) -> Response:
-    response_id = request.path_params["response_id"]
-    if request.method != "DELETE":
-        return JSONResponse(service.store.body(response_id))
-    service.store.delete(response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
-
-
-async def _input_items(service: Service, request: Request) -> Response:
-    return JSONResponse(page(service.store.items(request.path_params["response_id"]), request.query_params))
-
-
-async def _props(service: Service, request: Request) -> Response:
-    return JSONResponse(llamacpp.props(service.worker.require_ready(), service.settings))
-
-
-async def _tokenizer_info(service: Service, request: Request) -> Response:
-    return JSONResponse(llamacpp.tokenizer_info(service.worker.require_ready(), service.settings))
-
-
-async def _slots(service: Service, request: Request) -> Response:
+def _slots(service: Service, request: Request) -> list[dict[str, Any]]:
     worker = service.worker
-    if worker.running >= worker.places and request.query_params.get("fail_on_no_slot"):
+    if worker.running >= worker.slots and request.query_params.get("fail_on_no_slot"):
         raise ApiError(503, "all slots are busy", code="no_slot", retry_after=1, retry=True)
-    return JSONResponse(llamacpp.slots(worker.require_ready(), service.settings, worker.running))
-
-
-async def _metrics(service: Service, request: Request) -> Response:
-    return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE})
+    return llamacpp.slots(worker.require_ready(), service.settings, worker.running)
 
 
 async def _health(service: Service, request: Request) -> Response:
@@ -360,7 +340,7 @@ async def _health(service: Service, request: Request) -> Response:
 
 
 def make_service(
-    open_runner: Callable[[Progress], EngineSide],
+    open_runner: Callable[[Progress], Runner],
     settings: Settings,
     *,
     keys: Sequence[str] = (),
@@ -369,7 +349,7 @@ def make_service(
     drain_seconds: float = 10.0,
 ) -> Service:
     """A service whose worker will open its runner in its own thread."""
-    worker: Worker[EngineSide] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
+    worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
     metrics = Metrics(lambda: worker.running, lambda: worker.waiting, lambda: worker.load)
     worker.on_finished = metrics.seconds
     return Service(worker, settings, KeyRing(keys), metrics, drain_seconds)

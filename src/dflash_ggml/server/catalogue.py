@@ -6,10 +6,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .dialect import Settings
-from .engine_side import EngineSide
+from .runner import Runner
 
 
-def model_object(name: str, settings: Settings, runner: EngineSide | None) -> dict[str, Any]:
+def model_object(name: str, settings: Settings, runner: Runner | None) -> dict[str, Any]:
     """A model of OpenAI's and of Anthropic's lists, with llama-server's `aliases` and `meta`; runner None: it is loading."""
     info = runner.info() if runner is not None else {}
     meta = {
@@ -34,7 +34,7 @@ def model_object(name: str, settings: Settings, runner: EngineSide | None) -> di
     }
 
 
-def model_list(runner: EngineSide | None, settings: Settings) -> dict[str, Any]:
+def model_list(runner: Runner | None, settings: Settings) -> dict[str, Any]:
     """The list of GET /v1/models."""
     names = settings.names
     data = [model_object(name, settings, runner) for name in names]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from ..session.answer import Answer
 from ..session.events import SourceTotal, Usage, WidthUse
 from ..session.prompts import Prepared
 from .errors import bad_request
+
+R = TypeVar("R", SourceTotal, WidthUse)
 
 MAX_CHOICES = 128  # of all prompts of a request together
 
@@ -38,47 +40,31 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
     """Sums over the choices of a request with `n` for each prompt: a prompt's tokens count once, all else each time."""
     if len(usages) == 1:
         return usages[0]
-    counts: dict[str, Any] = {
-        name: sum(getattr(u, name) for u in usages)
-        for name in ("predicted_n", "reasoning_n", "steps", "draft_n", "draft_n_accepted")
-    }
-    times = {name: sum(getattr(u, name) for u in usages) for name in ("prompt_ms", "predicted_ms")}
-    first = usages[::n]
-    by_width: dict[int, list[WidthUse]] = {}
-    for use in (use for u in usages for use in u.widths):
-        by_width.setdefault(use.nodes, []).append(use)
-    widths = (
-        WidthUse(
-            nodes,
-            sum(u.steps for u in uses),
-            sum(u.tokens for u in uses),
-            sum(u.ms for u in uses),
-            uses[-1].predicted_ms,
-        )
-        for nodes, uses in sorted(by_width.items())
-    )
-    by_source: dict[str, list[SourceTotal]] = {}
-    for source in (source for u in usages for source in u.sources):
-        by_source.setdefault(source.name, []).append(source)
-    sources = (
-        SourceTotal(
-            name,
-            sum(t.steps for t in found),
-            sum(t.draft_n for t in found),
-            sum(t.draft_n_accepted for t in found),
-        )
-        for name, found in by_source.items()
-    )
-    return Usage(
-        prompt_n=sum(u.prompt_n for u in first),
-        cached_n=sum(u.cached_n for u in first),
-        mode=usages[0].mode,
+    prompts = usages[::n]
+    counts = {name: sum(getattr(u, name) for u in prompts) for name in ("prompt_n", "cached_n")}
+    each = ("predicted_n", "reasoning_n", "steps", "draft_n", "draft_n_accepted", "prompt_ms", "predicted_ms")
+    counts |= {name: sum(getattr(u, name) for u in usages) for name in each}
+    return replace(
+        usages[0],
         budget=max(u.budget for u in usages),
-        widths=tuple(widths),
-        sources=tuple(sources),
+        widths=tuple(
+            sorted(_sums("nodes", [use for u in usages for use in u.widths]), key=lambda use: use.nodes)
+        ),
+        sources=tuple(_sums("name", [source for u in usages for source in u.sources])),
+        prompt_kept_n=None,
+        score_ms=0.0,
         **counts,
-        **times,
     )
+
+
+def _sums(key: str, records: Sequence[R]) -> Iterator[R]:
+    """A record for each value of the field `key`, with sums of the others; a prediction is that of the last one."""
+    groups: dict[Any, list[R]] = {}
+    for record in records:
+        groups.setdefault(getattr(record, key), []).append(record)
+    for group in groups.values():
+        summed = [f.name for f in fields(group[-1]) if f.name not in (key, "predicted_ms")]
+        yield replace(group[-1], **{name: sum(getattr(record, name) for record in group) for name in summed})
 
 
 def best(answers: Sequence[Answer], n: int) -> list[Answer]:

@@ -16,6 +16,7 @@ from types import FrameType
 
 from ..cli.arguments import add_model_options, engine_config, file_metadata, token_limit, warn_of_threads
 from ..cli.chat_options import add_chat_options, session_options
+from ..cli.option_table import add_table
 from ..cli.parser import Parser
 from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
@@ -27,11 +28,11 @@ try:
     from .app import Service, create_app, make_service
     from .auth import require_safe_bind
     from .dialect import Settings
-    from .engine_side import EngineSide, Progress
     from .host_guard import check_name
     from .limits import Limits
     from .listening import bare, in_url, listen
     from .opening import Opener
+    from .runner import Progress, Runner
     from .supervisor import Supervised
 except ImportError as error:  # the server extra is optional
     raise SystemExit(f"dflash-serve: {error.name} is missing: pip install 'dflash-ggml[server]'") from None
@@ -51,6 +52,31 @@ EXAMPLES = """examples:
 The chat page is at http://HOST:PORT/, OpenAI's API at /v1, Anthropic's at /v1/messages."""
 
 
+_SERVER = """
+--host _ str 127.0.0.1 | address to listen on (default 127.0.0.1; others need an API key)
+--port _ int 8080 | port, 0: any free one (default 8080)
+--api-key KEY,... names | accept these keys; may be repeated
+--api-key-file FILE | accept the keys in this file, one per line
+-a --alias NAME,... names | names of the model, instead of the file's; may be repeated
+--strict | refuse fields that are not honoured, instead of naming them in the header x-dflash-notes
+--strict-model | answer to the model's own names only, instead of to any
+-np --parallel N int 0 | requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by the memory
+    that is free, as many as leave one request what it would have alone)
+--queue N int 256 | requests that may wait (default 256)
+--queue-per-client N int | of these, requests of one client: a key and an address (default half)
+-n --predict --n-predict --max-tokens N limit | tokens per answer for requests that set no limit of their own, -1: none (default)
+--max-body BYTES int 8388608 | largest request body (default 8 MiB)
+--drain S float 10 | seconds a running answer may take after SIGTERM
+--supervise | run the model in a process of its own, and start that again when it dies
+--cache-mb MB int 1024 | memory for cached prefixes, 0: none, -1: without a limit (default 1024)
+--cache-disk DIR path | folder where long prefixes outlive this server; what they hold of your texts can be read there by you
+    alone
+--cache-disk-mb MB int 32768 | what the files of --cache-disk may take; the longest unused go first (default 32768)
+--allowed-host NAME hosts | further Host header to accept on loopback, by which a proxy or a container asks; *.NAME: all below it
+--cors-origin URL,... names | let pages of these origins call the API, *: of all; may be repeated
+"""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = Parser(
@@ -60,112 +86,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument_group("server").add_argument
-    add(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1; others need an API key)"
-    )
-    add("--port", type=int, default=8080, help="port, 0: any free one (default 8080)")
-    add(
-        "--api-key",
-        type=_listed,
-        action="extend",
-        default=[],
-        metavar="KEY,...",
-        help="accept these keys; may be repeated",
-    )
-    add("--api-key-file", metavar="FILE", help="accept the keys in this file, one per line")
-    add(
-        "-a",
-        "--alias",
-        type=_listed,
-        action="extend",
-        default=[],
-        metavar="NAME,...",
-        help="names of the model, instead of the file's; may be repeated",
-    )
-    add(
-        "--strict",
-        action="store_true",
-        help="refuse fields that are not honoured, instead of naming them in the header x-dflash-notes",
-    )
-    add(
-        "--strict-model",
-        action="store_true",
-        help="answer to the model's own names only, instead of to any",
-    )
-    add(
-        "-np",
-        "--parallel",
-        type=int,
-        default=0,
-        metavar="N",
-        help="requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by the memory that is "
-        "free, as many as leave one request what it would have alone)",
-    )
-    add("--queue", type=int, default=256, metavar="N", help="requests that may wait (default 256)")
-    add(
-        "--queue-per-client",
-        type=int,
-        metavar="N",
-        help="of these, requests of one client: a key and an address (default half)",
-    )
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        "--max-tokens",
-        dest="max_tokens",
-        type=token_limit,
-        metavar="N",
-        help="tokens per answer for requests that set no limit of their own, -1: none (default)",
-    )
-    add("--max-body", type=int, default=8 << 20, metavar="BYTES", help="largest request body (default 8 MiB)")
-    add(
-        "--drain",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="seconds a running answer may take after SIGTERM",
-    )
-    add(
-        "--supervise",
-        action="store_true",
-        help="run the model in a process of its own, and start that again when it dies",
-    )
-    add(
-        "--cache-mb",
-        type=int,
-        default=1024,
-        metavar="MB",
-        help="memory for cached prefixes, 0: none, -1: without a limit (default 1024)",
-    )
-    add(
-        "--cache-disk",
-        type=Path,
-        metavar="DIR",
-        help="folder where long prefixes outlive this server; what they hold of your texts can be read there by you alone",
-    )
-    add(
-        "--cache-disk-mb",
-        type=int,
-        default=32768,
-        metavar="MB",
-        help="what the files of --cache-disk may take; the longest unused go first (default 32768)",
-    )
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="further Host header to accept on loopback, by which a proxy or a container asks; *.NAME: all below it",
-    )
-    add(
-        "--cors-origin",
-        type=_listed,
-        action="extend",
-        default=[],
-        metavar="URL,...",
-        help="let pages of these origins call the API, *: of all; may be repeated",
-    )
+    names = {"type": _listed, "action": "extend", "default": []}
+    hosts = {"action": "append", "default": []}
+    limit = {"type": token_limit, "dest": "max_tokens"}
+    add_table(add, _SERVER, names=names, hosts=hosts, limit=limit)
     add_chat_options(add)
     add("-v", "--verbose", action="store_true", help="log requests")
     add_model_options(parser)
@@ -281,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         parallel=max(args.parallel, 0),
         chats=session_options(args),
     )
-    open_runner: Callable[[Progress], EngineSide] = Supervised(opener) if args.supervise else opener
+    open_runner: Callable[[Progress], Runner] = Supervised(opener) if args.supervise else opener
     service = make_service(
         open_runner,
         settings,

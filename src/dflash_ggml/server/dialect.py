@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Union, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from sse_starlette import ServerSentEvent
 
 from ..decode.sampling import SamplingParams
 from ..session.prompts import Prepared
-from ..session.requests import ChatRequest, CompletionRequest
+from ..session.requests import ChatRequest, CompletionRequest, NamedTool, ToolChoice
 from ..session.thinking import Effort
 from .errors import ApiError
 from .limits import Limits
 from .notes import Notes
-from .schema import Speculation
+from .schema import Body, Speculation, parse
+
+B = TypeVar("B", bound=Body)
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -57,17 +59,14 @@ class Settings:
         return asked
 
 
-StreamItem = Union[ServerSentEvent, bytes]
-
-
 class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
-    def feed(self, event: Any) -> Iterator[StreamItem]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         """What the client sees of one event."""
         ...
 
-    def error(self, error: ApiError) -> Iterator[StreamItem]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         """A failure in mid-stream."""
         ...
 
@@ -96,6 +95,12 @@ class ApiCall:
     on_prepared: Callable[[Sequence[Prepared]], None] | None = None
 
 
+def opened(kind: type[B], data: Any, settings: Settings) -> tuple[B, Notes]:
+    """A validated body, and notes on what of it is not honoured; raises ApiError naming the field at fault."""
+    notes = Notes(settings.strict)
+    return parse(kind, data, notes), notes
+
+
 def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
     """Say how much of each prompt is read, where part of it was asked for."""
     for found in (prompt.selection for prompt in prompts):
@@ -116,9 +121,9 @@ def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
 
 
-def data_event(value: Any, event: str | None = None) -> ServerSentEvent:
-    """One server-sent event with JSON data."""
-    return ServerSentEvent(dumps(value), event=event, sep="\n")
+def data_event(value: Any, event: str | None = None) -> bytes:
+    """One server-sent event; its data is JSON, or a text as it is."""
+    return ServerSentEvent(value if isinstance(value, str) else dumps(value), event=event, sep="\n").encode()
 
 
 def speculation(options: Speculation | None) -> dict[str, Any]:
@@ -137,6 +142,11 @@ def chat_tool(
     if strict:
         function["strict"] = True
     return {"type": "function", "function": function}
+
+
+def text_format(given: Mapping[str, Any] | None, choice: ToolChoice) -> Mapping[str, Any] | None:
+    """A response format; None for forced calls, which have no text that it could bind."""
+    return None if choice == "required" or isinstance(choice, NamedTool) else given
 
 
 def thinking(effort: str | None, param: str, notes: Notes) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from pydantic import BeforeValidator
 
 from ..errors import ConfigError, ContextOverflowError
 from ..session.embedding import normalised
-from .dialect import Settings
-from .engine_side import EngineSide
+from .dialect import Settings, opened
 from .errors import ApiError, bad_request, from_exception
 from .ignored_fields import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
 from .openai_completions import prompt_list
-from .schema import Body, Positive, Texts, parse, whole
+from .runner import Runner
+from .schema import Body, Positive, Texts, whole
 from .series import Work
 
 MAX_INPUTS = 2048
@@ -89,8 +89,7 @@ class EmbeddingCall:
 
 def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> EmbeddingCall:
     """Validate a request to /v1/embeddings; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(EmbeddingBody, data, notes)
+    body, notes = opened(EmbeddingBody, data, settings)
     model = settings.model(body.model)
     if body.dimensions is not None and body.dimensions > n_embd:
         message = f"dimensions: {body.dimensions} is above the model's {n_embd}"
@@ -109,8 +108,7 @@ def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> Embeddin
 
 def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
     """Validate a request to /embedding; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(LlamaBody, data, notes)
+    body, notes = opened(LlamaBody, data, settings)
     name = "content" if body.input is None else "input"
     if (given := getattr(body, name)) is None:
         raise bad_request("content: this field is missing", "content", "missing_required_parameter")
@@ -137,7 +135,7 @@ def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]
     return vector.tolist()
 
 
-def tokens_of(runner: EngineSide, call: EmbeddingCall) -> list[tuple[int, ...]]:
+def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
     """The tokens of every input. Raises ApiError naming one that cannot be: it has none, or too many."""
     ids = []
     for where, text in call.inputs:
@@ -155,7 +153,7 @@ def works(ids: Sequence[Sequence[int]], normalise: bool) -> Iterator[Work]:
     """Jobs that make a vector of each input, some inputs each."""
 
     def of(some: Sequence[Sequence[int]]) -> Work:
-        def run(runner: EngineSide, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
+        def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:
             for tokens in some:
                 vector = runner.embed(tokens, cancelled)
                 yield normalised(vector) if normalise else vector

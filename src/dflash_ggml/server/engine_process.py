@@ -18,16 +18,28 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..session.prompts import Prepared
-from .engine_side import EngineSide
 from .intake import THREADS
-from .messages import About, Call, Cancel, Close, Failed, Item, Named, Order, Prompt, Result, prompt_of
+from .messages import (
+    RESULTS,
+    About,
+    Call,
+    Cancel,
+    Close,
+    Failed,
+    Item,
+    Named,
+    Order,
+    Prompt,
+    Result,
+    prompt_of,
+)
 from .pipe import HELD_BACK, Pipe, convert
+from .runner import Runner
 
 log = logging.getLogger(__name__)
 
 JOBS = {"events", "embed"}
 REQUEST_CALLS = {"prepare", "count", "render", "events"}
-TOKENIZER_CALLS = {"id_of", "encode", "pieces", "decode_bytes"}
 SWITCH_SECONDS = 0.001
 
 
@@ -46,7 +58,7 @@ class EngineProcess:
         name, given, _ = first.args
         try:
             opener = convert(given, pkgutil.resolve_name(name))
-            self._side: EngineSide = opener(lambda *stage: self._pipe.send(Item(first.id, stage)))
+            self._side: Runner = opener(lambda *stage: self._pipe.send(Item(first.id, stage)))
         except BaseException as error:  # noqa: BLE001 - told to the server, which decides
             self._fail(first.id, error)
             return 1
@@ -105,8 +117,10 @@ class EngineProcess:
             return self._side.embed(args[0], cancelled).astype("<f4").tobytes()
         if call.method == "prepare":
             return prompt_of(self._side.prepare(*args))
-        owner: Any = self._side.tokenizer if call.method in TOKENIZER_CALLS else self._side
-        return getattr(owner, call.method)(*args)
+        if call.method not in RESULTS:
+            raise ValueError(f"there is no method {call.method!r}")
+        owner: Any = self._side if hasattr(self._side, call.method) else self._side.tokenizer
+        return getattr(owner, call.method)(*args, **call.options)
 
 
 def main(fd: int) -> None:

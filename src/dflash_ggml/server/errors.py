@@ -126,7 +126,7 @@ def from_exception(error: BaseException) -> ApiError:
         field, colon, _ = str(error).partition(":")
         return ApiError(400, str(error), field if colon and " " not in field else None, "invalid_value")
     if isinstance(error, EngineLost):
-        # what was with the engine may be what ended it: nobody should repeat it unasked
+        # the request may be what ended the engine: no client should repeat it unasked
         text = f"{error} while it had this request; it is started again"
         return ApiError(500, text, code="engine_lost")
     if isinstance(error, DeviceError):

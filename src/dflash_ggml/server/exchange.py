@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from sse_starlette import EventSourceResponse
@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import DflashError
-from .dialect import Encoder, StreamItem
+from .dialect import ApiCall
+from .embeddings import EmbeddingCall
 from .errors import ApiError, from_exception
-from .notes import HEADER, Notes
+from .notes import HEADER
 from .series import Series
 
 log = logging.getLogger(__name__)
@@ -67,25 +68,9 @@ async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | 
             await gone
 
 
-class Reply(Protocol):
-    """What `respond` needs of a call: an ApiCall, or one that makes embeddings."""
-
-    @property
-    def encoder(self) -> Encoder: ...
-
-    @property
-    def stream(self) -> bool: ...
-
-    @property
-    def notes(self) -> Notes: ...
-
-    @property
-    def lines(self) -> bool: ...
-
-
 async def respond(
     request: Request,
-    call: Reply,
+    call: ApiCall | EmbeddingCall,
     job: Series,
     *,
     drain_seconds: float,
@@ -124,7 +109,7 @@ async def respond(
 
 
 async def _encoded(
-    call: Reply, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
+    call: ApiCall | EmbeddingCall, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
 ) -> AsyncIterator[bytes]:
     """What is sent of a job whose first events are `head`: what is there at once in one piece."""
     encoder, parts = call.encoder, list[bytes]()
@@ -132,7 +117,7 @@ async def _encoded(
         batch = await head
         while True:
             for event in batch:
-                parts += map(_bytes, encoder.feed(event))
+                parts += encoder.feed(event)
             if parts:
                 yield b"".join(parts)
                 parts = []
@@ -140,19 +125,15 @@ async def _encoded(
     except StopAsyncIteration:
         return
     except (ApiError, DflashError) as error:
-        parts += map(_bytes, encoder.error(from_exception(error)))
+        parts += encoder.error(from_exception(error))
         yield b"".join(parts)
     finally:
         head.cancel()
 
 
-def _bytes(item: StreamItem) -> bytes:
-    return item if isinstance(item, bytes) else item.encode()
-
-
 async def _whole(
     request: Request,
-    call: Reply,
+    call: ApiCall | EmbeddingCall,
     job: Series,
     batches: AsyncIterator[list[Any]],
     headers: dict[str, str],

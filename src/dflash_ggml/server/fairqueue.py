@@ -33,7 +33,7 @@ class FairQueue(Generic[T]):
             raise ValueError(f"limits must be at least 1, not {limit} and {client_limit}")
         self.limit = limit
         self.client_limit = limit if client_limit is None else client_limit
-        self._lanes: OrderedDict[Hashable, deque[T]] = OrderedDict()
+        self._queues: OrderedDict[Hashable, deque[T]] = OrderedDict()
         self._served: Hashable = None  # whose entry was taken last
         self._size = 0
         self._closed = False
@@ -44,18 +44,18 @@ class FairQueue(Generic[T]):
             return self._size
 
     def put(self, client: Hashable, item: T) -> None:
-        """Append `item` to its client's lane; raises ClientFull, QueueFull or QueueClosed."""
+        """Append `item` to its client's queue; raises ClientFull, QueueFull or QueueClosed."""
         with self._changed:
             if self._closed:
                 raise QueueClosed
-            lane = self._lanes.get(client)
+            queue = self._queues.get(client)
             if self._size >= self.limit:
                 raise QueueFull
-            if lane is not None and len(lane) >= self.client_limit:
+            if queue is not None and len(queue) >= self.client_limit:
                 raise ClientFull
-            if lane is None:
-                lane = self._lanes[client] = deque()
-            lane.append(item)
+            if queue is None:
+                queue = self._queues[client] = deque()
+            queue.append(item)
             self._size += 1
             self._changed.notify()
 
@@ -67,12 +67,12 @@ class FairQueue(Generic[T]):
                     return None
                 self._changed.wait()
             # only now, so that clients that came while the last entry was worked on are before its client
-            if self._served in self._lanes:
-                self._lanes.move_to_end(self._served)
-            client, lane = next(iter(self._lanes.items()))
-            item = lane.popleft()
-            if not lane:
-                del self._lanes[client]
+            if self._served in self._queues:
+                self._queues.move_to_end(self._served)
+            client, queue = next(iter(self._queues.items()))
+            item = queue.popleft()
+            if not queue:
+                del self._queues[client]
             self._served = client
             self._size -= 1
             return item
@@ -80,21 +80,21 @@ class FairQueue(Generic[T]):
     def remove(self, client: Hashable, item: T) -> bool:
         """Take `item` out before its turn; False when it is no longer waiting."""
         with self._changed:
-            lane = self._lanes.get(client)
-            if lane is None or item not in lane:
+            queue = self._queues.get(client)
+            if queue is None or item not in queue:
                 return False
-            lane.remove(item)
+            queue.remove(item)
             self._size -= 1
-            if not lane:
-                del self._lanes[client]
+            if not queue:
+                del self._queues[client]
             return True
 
     def close(self) -> list[T]:
         """Refuse new entries and hand back those still waiting."""
         with self._changed:
             self._closed = True
-            waiting = [item for lane in self._lanes.values() for item in lane]
-            self._lanes.clear()
+            waiting = [item for queue in self._queues.values() for item in queue]
+            self._queues.clear()
             self._size = 0
             self._changed.notify_all()
             return waiting

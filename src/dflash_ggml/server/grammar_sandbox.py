@@ -1,7 +1,7 @@
 """Tries a grammar out in a process of its own, with limits of time and memory, before the server compiles it.
 
-The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; this one stops what
-nobody knows yet. A compiled grammar cannot be sent between processes, so the process only says that compiling came to an end,
+The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; this one stops forms
+that are not known yet. A compiled grammar cannot be sent between processes, so the process only says that compiling has ended,
 whether well or with an error, and the server then does it again. The vocabulary there is bytes and the special tokens:
 what grows without bounds is the grammar itself.
 """

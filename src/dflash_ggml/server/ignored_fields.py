@@ -10,37 +10,22 @@ from typing import Any
 
 _Idle = Mapping[str, tuple[Any, ...]]
 
-# what Open WebUI sends along of its own chat
-_OPEN_WEBUI = (
-    *("chat_id", "folder_id", "id", "parent_id", "parent_message", "user_message", "background_tasks"),
-    *("features", "variables", "model_item", "tool_ids", "tool_servers", "filter_ids", "skill_ids"),
-    "terminal_id",
-)
-
-# labels of the caller's own, hints for caches that need none here, and routing that has been done
-QUIET_LABELS = frozenset(
-    (
-        *(
-            "user",
-            "metadata",
-            "safety_identifier",
-            "client_metadata",
-            "session_id",
-            "request_id",
-            "rid",
-            "trace_id",
-        ),
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_salt", "keep_alive"),
-        *("service_tier", "priority", "provider", "route", *_OPEN_WEBUI),
-    )
-)
-
+# the caller's own labels, hints for caches that need none here, routing that has been done, and what Open WebUI sends of its chat
+_LABELS = """
+user metadata safety_identifier client_metadata session_id request_id rid trace_id
+prompt_cache_key prompt_cache_retention prompt_cache_options cache_salt keep_alive service_tier priority provider route
+chat_id folder_id id parent_id parent_message user_message background_tasks features variables model_item tool_ids tool_servers
+filter_ids skill_ids terminal_id
+"""
 # what sets a sampler that is off unless another field turns it on
-QUIET_SAMPLING = QUIET_LABELS | {
-    *("cache_prompt", "id_slot", "n_cache_reuse", "prediction", "usage", "min_keep", "n_discard"),
-    *("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
-    *("xtc_threshold", "dynatemp_exponent", "adaptive_decay"),
-}
+_SAMPLING = """
+cache_prompt id_slot n_cache_reuse prediction usage min_keep n_discard
+dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent adaptive_decay
+"""
+_MESSAGES = "metadata cache_control service_tier inference_geo betas diagnostics user_profile_id"
+QUIET_LABELS = frozenset(_LABELS.split())
+QUIET_SAMPLING = QUIET_LABELS | set(_SAMPLING.split())
+QUIET_MESSAGES = frozenset(_MESSAGES.split())
 
 LLAMA_SAMPLERS = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
 
@@ -97,10 +82,6 @@ IDLE_RESPONSES: _Idle = {
 
 # max_tool_calls bounds the calls of tools that the service runs itself; here are none
 QUIET_RESPONSES = QUIET_LABELS | {"max_tool_calls"}
-
-QUIET_MESSAGES = frozenset(
-    ("metadata", "cache_control", "service_tier", "inference_geo", "betas", "diagnostics", "user_profile_id")
-)
 
 IDLE_MESSAGES: _Idle = {
     "container": (),

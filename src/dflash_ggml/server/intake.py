@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from .encodings import check_encoding, decoded, too_large
@@ -33,7 +34,7 @@ class Intake:
         self._limits = limits
         self._pool = ThreadPoolExecutor(THREADS, "dflash-intake")
         self.held = 0  # bytes of bodies whose requests are not answered
-        self._reads = set[asyncio.Future[None]]()  # each ends the read of one body
+        self._reads = set[anyio.CancelScope]()  # of the bodies that are being read
         self._is_ending = False
 
     async def run(self, call: Callable[[], T]) -> T:
@@ -46,45 +47,32 @@ class Intake:
         Raises ApiError 413 (too large, also when only announced), 503 (too much is held, or the server stops before all is
         here), 408 (not sent in time), 415 (compressed in an unknown way), and 400 when the client went away half way.
         """
-        limits, chunks = self._limits, []
-        size = 0
+        limits, chunks = self._limits, list[bytes]()
         encoding = request.headers.get("content-encoding", "").strip().lower()
         check_encoding(encoding)
-        announced = request.headers.get("content-length", "")
+        size, announced = 0, request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limits.body_bytes:
             raise too_large(limits.body_bytes)
-
-        async def drain() -> None:
-            nonlocal size
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.body_bytes:
-                    raise too_large(limits.body_bytes)
-                self._hold(request, len(chunk))
-                chunks.append(chunk)
-
-        ended = asyncio.get_running_loop().create_future()
-        reading = asyncio.ensure_future(drain())
-        self._reads.add(ended)
-        if self._is_ending:
-            ended.set_result(None)
-        try:
-            await asyncio.wait(
-                {reading, ended}, timeout=limits.body_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if reading.done():
-                await reading
-            elif ended.done():
-                raise shutting_down()
-            else:
-                raise ApiError(
-                    408, f"the body did not arrive within {limits.body_seconds:g} s", code="body_timeout"
-                )
-        except ClientDisconnect:
-            raise bad_request("the connection ended before the whole body was sent") from None
-        finally:
-            self._reads.remove(ended)
-            reading.cancel()
+        with anyio.move_on_after(limits.body_seconds) as reading:
+            self._reads.add(reading)
+            if self._is_ending:
+                reading.cancel()
+            try:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limits.body_bytes:
+                        raise too_large(limits.body_bytes)
+                    self._hold(request, len(chunk))
+                    chunks.append(chunk)
+            except ClientDisconnect:
+                raise bad_request("the connection ended before the whole body was sent") from None
+            finally:
+                self._reads.remove(reading)
+        if reading.cancelled_caught and self._is_ending:
+            raise shutting_down()
+        if reading.cancelled_caught:
+            message = f"the body did not arrive within {limits.body_seconds:g} s"
+            raise ApiError(408, message, code="body_timeout")
         body = b"".join(chunks)
         if encoding:
             body = await self.run(lambda: decoded(body, encoding, limits.body_bytes))
@@ -94,9 +82,8 @@ class Intake:
     def end_reads(self) -> int:
         """Refuse bodies that are not wholly here, now and from now on; how many there were."""
         self._is_ending = True
-        for ended in self._reads:
-            if not ended.done():
-                ended.set_result(None)
+        for reading in self._reads:
+            reading.cancel()
         return len(self._reads)
 
     def release(self, request: Request) -> None:

@@ -157,8 +157,9 @@ def check_count(items: Sequence[Any], most: int, param: str) -> None:
         raise bad_request(f"{len(items)} entries, at most {most} are allowed", param, "too_many_entries")
 
 
-def check_stops(stops: Sequence[str], limits: Limits, param: str = "stop") -> tuple[str, ...]:
+def check_stops(given: str | Sequence[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:
     """Validate the number of stop strings and their length; empty ones stop nothing and are left out."""
+    stops = [given] if isinstance(given, str) else given or ()
     check_count(stops, limits.stops, param)
     for i, stop in enumerate(stops):
         if len(stop) > limits.stop_chars:

@@ -13,7 +13,7 @@ ATTEMPTS = 16  # ports that are free on the first address, until one is on all o
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Bound sockets, one per address of `host`, all of one port (0: one that is free). Nobody is let in yet.
+    """Bound sockets, one per address of `host`, all of one port (0: one that is free). No connection is accepted yet.
 
     Raises ConfigError where the name is unknown, no address is this machine's, or the port is taken or not allowed.
     """

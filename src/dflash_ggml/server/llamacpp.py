@@ -13,16 +13,15 @@ from pydantic import BeforeValidator, Field
 
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
-from ..text.tokenizer import TooManyTokens
+from ..text.tokenizer import Tokenizer, TooManyTokens
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation
-from .engine_side import EngineSide, Vocabulary
+from .dialect import ApiCall, Settings, opened, speculation
 from .errors import ApiError, bad_request
-from .limits import check_count, check_stops
-from .llamacpp_encoder import LlamaEncoder
+from .limits import check_count
+from .llamacpp_encoder import LlamaEncoder, sampling_settings
 from .notes import Notes
-from .runner import FILL_MARKS
+from .runner import FILL_MARKS, Runner
 from .schema import Body, Count, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
 
 MAX_ALTERNATIVES = 256
@@ -40,7 +39,6 @@ class LlamaBody(SamplingFields, ConstraintFields):
     n_probs: Count | None = None
     n: Whole | None = None
     n_cmpl: Whole | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     logit_bias: dict[str, float] | list[Bias] | None = None
     return_tokens: bool | None = None
@@ -86,25 +84,23 @@ class DetokenizeBody(Body):
     tokens: TokenList
 
 
-def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
+def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
     """Validate a request to /completion; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(CompletionBody, data, notes)
+    body, notes = opened(CompletionBody, data, settings)
     prompts = [_prompt(p, f"prompt[{i}]") for i, p in enumerate(_split(body.prompt))]
     check_count(prompts, 128, "prompt")
     requests = [CompletionRequest(prompt=p, **_options(body, settings, tokenizer)) for p in prompts]
     return _call(body, settings, requests, notes)
 
 
-def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Vocabulary) -> ApiCall:
+def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
     """Validate a request to /infill; raises ApiError, 501 for a vocabulary without the marks."""
     missing = next((mark for mark in FILL_MARKS if tokenizer.id_of(mark) is None), None)
     if missing is not None:
         raise ApiError(
             501, f"this model cannot fill in: its vocabulary has no {missing}", code="not_supported"
         )
-    notes = Notes(settings.strict)
-    body = parse(InfillBody, data, notes)
+    body, notes = opened(InfillBody, data, settings)
     request = CompletionRequest(
         prompt=body.input_prefix + (body.prompt or ""),
         suffix=body.input_suffix,
@@ -120,7 +116,7 @@ def _call(
     n = check_choices(body.n_cmpl if body.n is None else body.n, len(requests))
     encoder = LlamaEncoder(
         settings.model(body.model),
-        requests[0],
+        request=requests[0],
         prompts=len(requests),
         n=n,
         stream=bool(body.stream),
@@ -134,30 +130,29 @@ def _call(
     )
 
 
-def _options(body: LlamaBody, settings: Settings, tokenizer: Vocabulary) -> dict[str, Any]:
+def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
     """The arguments of a CompletionRequest beside its prompt."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.n_probs is not None and body.n_probs > MAX_ALTERNATIVES:
         raise bad_request(f"n_probs: {body.n_probs} is above {MAX_ALTERNATIVES}", "n_probs", "invalid_value")
     limit = body.max_tokens if body.n_predict is None else body.n_predict
     if limit is None:
         limit = -1 if settings.max_tokens is None else settings.max_tokens
     response_format, grammar = body.constraint()
-    sampling = body.model_copy(update={"logit_bias": None}).sampling(settings.sampling)
+    arguments = body.model_copy(update={"logit_bias": None}).arguments(settings.sampling, settings.limits)
+    sampling = arguments["sampling"]
     bias = dict(sampling.logit_bias) | _biases(body.logit_bias, tokenizer)
     return {
+        **arguments,
         "sampling": replace(sampling, logit_bias=bias),
         "max_tokens": None if limit < 0 else limit,
-        "stop": check_stops(stops, settings.limits),
         "grammar": grammar or response_format_spec(response_format),
         "logprobs": body.n_probs or None,
         "return_tokens": True,
-        **body.endings(),
         **speculation(body.dflash),
     }
 
 
-def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Vocabulary) -> dict[int, float]:
+def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
     """Biases by token: a text stands for each of its tokens, false bans."""
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
@@ -212,7 +207,7 @@ def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBod
     return body, settings.limits.tokens
 
 
-def tokenize(runner: EngineSide, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
+def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
     """The answer of /tokenize; raises ApiError for a text with too many tokens."""
     body, most = asked
     most = max(most, runner.n_ctx)
@@ -250,7 +245,7 @@ def read_detokenize(data: dict[str, Any], settings: Settings) -> DetokenizeBody:
     return parse(DetokenizeBody, data, Notes(settings.strict))
 
 
-def detokenize(runner: EngineSide, body: DetokenizeBody) -> dict[str, Any]:
+def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
     """The answer of /detokenize; raises ApiError for a token beyond the vocabulary."""
     tokenizer = runner.tokenizer
     for i, token in enumerate(body.tokens):
@@ -260,26 +255,15 @@ def detokenize(runner: EngineSide, body: DetokenizeBody) -> dict[str, Any]:
     return {"content": text, "prompt": text}  # the second is vLLM's name
 
 
-def tokenizer_info(runner: EngineSide, settings: Settings) -> dict[str, Any]:
-    """The answer of /tokenizer_info, vLLM's path by which evaluation harnesses use the server's vocabulary."""
-    return runner.vocabulary()
-
-
-def apply_template(runner: EngineSide, call: ApiCall) -> dict[str, Any]:
+def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
     """The answer of /apply-template: a chat request's conversation as the model would see it."""
     return {"prompt": runner.render(call.request)}
 
 
-def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
+def props(runner: Runner, settings: Settings) -> dict[str, Any]:
     """The answer of /props."""
     info = runner.info()
-    sampling = settings.sampling
-    defaults = {
-        name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
-    }
-    limit = -1 if settings.max_tokens is None else settings.max_tokens
-    named = {"repeat_last_n": sampling.penalty_last_n, "mirostat": sampling.mirostat_mode}
-    params = {**defaults, **named, "n_predict": limit, "max_tokens": limit}
+    params = sampling_settings(settings.sampling, settings.max_tokens)
     return {
         "default_generation_settings": {"n_ctx": info["n_ctx"], "params": params},
         "total_slots": runner.parallel,
@@ -290,7 +274,7 @@ def props(runner: EngineSide, settings: Settings) -> dict[str, Any]:
     }
 
 
-def slots(runner: EngineSide, settings: Settings, running: int) -> list[dict[str, Any]]:
+def slots(runner: Runner, settings: Settings, running: int) -> list[dict[str, Any]]:
     """The answer of /slots: one entry for every request that can run at once, the busy ones first."""
     params = props(runner, settings)["default_generation_settings"]["params"]
     slot = {"id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}

@@ -4,90 +4,59 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sse_starlette import ServerSentEvent
-
-from ..session.answer import Answer
-from ..session.events import Finish, Progress, TextDelta, TokenLogprob
+from ..decode.sampling_params import OPTIONS, SamplingParams
+from ..session.events import Finish, TextDelta, TokenLogprob
 from ..session.logprobs import token_text
 from ..session.openai_parts import timings_dict
-from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
+from .answers import AnswersEncoder
 from .dialect import data_event
-from .errors import ApiError, openai_body
 
 
-class LlamaEncoder:
-    """Several answers come one after another, prompt by prompt. request: the first, whose options all share.
+@dataclass(kw_only=True)
+class LlamaEncoder(AnswersEncoder):
+    """Several answers come one after another, prompt by prompt.
 
-    tokens: name them; timings: in every chunk; fields: paths of what a body shows, none for all.
+    Attributes:
+        request: the first, whose options all share.
+        tokens: name them.
+        timings: in every chunk.
+        fields: paths of what a body shows, none for all.
     """
 
-    def __init__(
-        self,
-        model: str,
-        request: CompletionRequest,
-        *,
-        prompts: int,
-        n: int,
-        stream: bool,
-        tokens: bool,
-        progress: bool,
-        timings: bool,
-        fields: Sequence[str],
-    ) -> None:
-        self.answers = [Answer() for _ in range(prompts * n)]
-        self._at = 0
-        self._n = n
-        self._model = model
-        self._request = request
-        self._prompts = [""] * prompts
-        self._stream, self._tokens = stream, tokens
-        self._progress, self._timings, self._fields = progress, timings, tuple(fields)
-        self._clock = time.monotonic()
+    request: CompletionRequest
+    stream: bool
+    tokens: bool
+    timings: bool
+    fields: Sequence[str]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._first: float | None = None  # when the answer's first text came
 
-    def prepared(self, prompts: Sequence[Prepared]) -> None:
-        """Be told the texts of the prompts."""
-        self._prompts = [prompt.text for prompt in prompts]
-
-    @property
-    def answer(self) -> Answer:
-        """The answer that is being received, the last one at the end."""
-        return self.answers[self._at]
-
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         """What the client sees of one event; the event is added to `answer` first."""
         self.answer.feed(event)
-        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
-            begin = self.answer.begin
-            spent = int(1000 * (time.monotonic() - self._clock))
-            progress = {
-                "total": event.total,
-                "cache": begin.cached_n if begin else 0,
-                "processed": event.done,
-            }
-            yield self._chunk("", (), prompt_progress={**progress, "time_ms": spent})
+        if (prefilling := self._prefilling(event)) is not None:
+            yield self._chunk("", (), **prefilling)
         elif isinstance(event, TextDelta):
             self._first = self._first or time.monotonic()
             yield self._chunk(event.text, event.logprobs or ())
         elif isinstance(event, Finish):
-            if self._stream:
+            if self.stream:
                 yield data_event({**self._whole(self._at), "content": "", "tokens": []})
             if self._at + 1 < len(self.answers):
                 self._at, self._first, self._clock = self._at + 1, None, time.monotonic()
-
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
-        """A failure in mid-stream."""
-        yield data_event(openai_body(error))
 
     def body(self) -> Any:
         """The whole answer, a list where there are several."""
         whole = [self._shown(self._whole(i)) for i in range(len(self.answers))]
         return whole[0] if len(whole) == 1 else whole
 
-    def _chunk(self, text: str, entries: Sequence[TokenLogprob], **extra: Any) -> ServerSentEvent:
+    def _chunk(self, text: str, entries: Sequence[TokenLogprob], **extra: Any) -> bytes:
         begin = self.answer.begin
         n = len(self.answer.logprobs)
         chunk = {
@@ -100,9 +69,9 @@ class LlamaEncoder:
             "tokens_evaluated": begin.prompt_n if begin else 0,
             **extra,
         }
-        if self._request.logprobs and entries:
+        if self.request.logprobs and entries:
             chunk["completion_probabilities"] = [_probability(entry) for entry in entries]
-        if self._timings and begin is not None and self._first is not None:
+        if self.timings and begin is not None and self._first is not None:
             predicted = 1000 * (time.monotonic() - self._first)
             chunk["timings"] = {
                 "cache_n": begin.cached_n,
@@ -122,14 +91,14 @@ class LlamaEncoder:
         whole = {
             "index": i,
             "content": answer.text,
-            "tokens": [entry.token for entry in answer.logprobs] if self._tokens else [],
+            "tokens": [entry.token for entry in answer.logprobs] if self.tokens else [],
             "id_slot": 0,
             "stop": True,
-            "model": self._model,
+            "model": self.model,
             "tokens_predicted": usage.predicted_n,
             "tokens_evaluated": usage.prompt_n,
             "generation_settings": self._settings(),
-            "prompt": self._prompts[i // self._n],
+            "prompt": self._prompts[i // self.n],
             "has_new_line": "\n" in answer.text,
             "truncated": False,
             "stop_type": kind,
@@ -137,40 +106,40 @@ class LlamaEncoder:
             "tokens_cached": usage.prompt_n + usage.predicted_n,
             "timings": timings_dict(usage),
         }
-        if self._request.logprobs and not self._stream:
+        if self.request.logprobs and not self.stream:
             whole["completion_probabilities"] = [_probability(entry) for entry in answer.logprobs]
         return whole
 
     def _settings(self) -> dict[str, Any]:
-        request, sampling = self._request, self._request.sampling
-        settings = {
-            name: getattr(sampling, name) for name in sampling.__dataclass_fields__ if name != "logit_bias"
-        }
-        limit = -1 if request.max_tokens is None else request.max_tokens
+        request = self.request
         return {
-            **settings,
-            "repeat_last_n": sampling.penalty_last_n,
-            "mirostat": sampling.mirostat_mode,
-            "n_predict": limit,
-            "max_tokens": limit,
+            **sampling_settings(request.sampling, request.max_tokens),
             "n_probs": request.logprobs or 0,
             "stop": list(request.stop),
-            "stream": self._stream,
+            "stream": self.stream,
             "grammar": request.grammar.text if request.grammar is not None else "",
         }
 
     def _shown(self, whole: dict[str, Any]) -> dict[str, Any]:
         """The fields that were asked for; "a/b" is field b of a."""
-        if not self._fields:
+        if not self.fields:
             return whole
         shown: dict[str, Any] = {}
-        for path in self._fields:
+        for path in self.fields:
             value: Any = whole
             for key in path.split("/"):
                 value = value.get(key) if isinstance(value, dict) else None
             if value is not None:
                 shown[path] = value
         return shown
+
+
+def sampling_settings(sampling: SamplingParams, max_tokens: int | None) -> dict[str, Any]:
+    """The sampler's options and the limit of an answer in tokens, by llama.cpp's names too."""
+    own = {name: getattr(sampling, name) for name in OPTIONS if name != "logit_bias"}
+    limit = -1 if max_tokens is None else max_tokens
+    named = {"repeat_last_n": sampling.penalty_last_n, "mirostat": sampling.mirostat_mode}
+    return {**own, **named, "n_predict": limit, "max_tokens": limit}
 
 
 def _probability(entry: TokenLogprob) -> dict[str, Any]:

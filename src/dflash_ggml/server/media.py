@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from .errors import bad_request
@@ -47,6 +47,13 @@ def content_text(content: Any, where: str, notes: Notes, sep: str = "") -> str:
         raise bad_request("expected a string or a list of parts", where)
     texts = (part_text(part, f"{where}[{i}]", notes) for i, part in enumerate(content))
     return sep.join(text for text in texts if text is not None)
+
+
+def note_role(role: str, roles: Collection[str], where: str, notes: Notes) -> None:
+    """Note a message's role that is none of these."""
+    if role not in roles:
+        shown = f"{role[:40]!r} is shown as the chat template shows it, or as the user's words"
+        notes.weaken(f"{where}.role", shown)
 
 
 def thoughts(content: Any) -> str:

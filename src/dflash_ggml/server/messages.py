@@ -50,12 +50,27 @@ class Named(Struct, array_like=True):
         return convert(self.data, _NAMED[self.kind])
 
 
+# what the server asks of a Runner or its tokenizer, and the types of the results; `events` and `embed` are jobs beside these
+RESULTS: dict[str, Any] = {
+    "prepare": Prompt,
+    "count": int,
+    "render": str,
+    "text_tokens": tuple[int, ...],
+    "load": dict[str, float],
+    "id_of": int | None,
+    "encode": list[int],
+    "pieces": list[bytes],
+    "decode_bytes": bytes,
+}
+
+
 class Call(Struct, tag=True):
-    """Call a method of EngineSide or of its tokenizer; the first call is `open`, with the class and fields of an opener."""
+    """Call a method of the Runner or of its tokenizer; the first call is `open`, with the class and fields of an opener."""
 
     id: int
     method: str
     args: Sequence[Any]
+    options: dict[str, Any] = {}
 
 
 class Cancel(Struct, tag=True):
@@ -121,7 +136,7 @@ Answer = Union[Item, Result, Failed]
 
 
 class About(Struct):
-    """The result of `open`; see EngineSide for the fields."""
+    """The result of `open`; see Runner for the fields."""
 
     info: dict[str, Any]
     metadata: dict[str, Any]

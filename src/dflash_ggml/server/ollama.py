@@ -16,11 +16,11 @@ from ..session.requests import ChatRequest, CompletionRequest
 from ..text.grammar_spec import response_format_spec
 from ..text.json_text import loads
 from .catalogue import timestamp
-from .dialect import ApiCall, Settings, dumps, thinking
+from .dialect import ApiCall, Settings, dumps, opened, thinking
 from .embeddings import EmbeddingCall, EmbeddingEncoder, Vectors, named
 from .errors import ApiError, bad_request
 from .ignored_fields import QUIET_LABELS, QUIET_SAMPLING
-from .limits import check_count, check_stops
+from .limits import check_count
 from .media import content_text
 from .notes import Notes
 from .openai_chat import Message, is_begun
@@ -28,12 +28,8 @@ from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
 from .tools import Offer, offer_openai
 
 # what sets up a model at loading, and does nothing to one that is loaded
-LOADING = frozenset(
-    (
-        *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock"),
-        *("low_vram", "numa", "vocab_only", "penalize_newline", "f16_kv", "logits_all", "embedding_only"),
-    )
-)
+_LOADING = """num_ctx num_batch num_gpu main_gpu num_thread num_keep use_mmap use_mlock
+    low_vram numa vocab_only penalize_newline f16_kv logits_all embedding_only"""
 
 Format = Literal["json", ""] | dict[str, Any]
 Think = bool | str
@@ -42,9 +38,8 @@ Think = bool | str
 class OllamaOptions(SamplingFields):
     """`options` of a request."""
 
-    quiet = QUIET_SAMPLING | LOADING
+    quiet = QUIET_SAMPLING | set(_LOADING.split())
     num_predict: Whole | None = None
-    stop: str | list[str] | None = None
 
 
 class OllamaBody(Body):
@@ -105,8 +100,7 @@ def model_name(asked: str | None, settings: Settings) -> str:
 
 def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
     """Validate a request to /api/chat; an answer at once where nothing is asked. Raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(ChatBody, data, notes)
+    body, notes = opened(ChatBody, data, settings)
     model = model_name(body.model, settings)
     if not body.messages:
         return {**_head(model), "message": {"role": "assistant", "content": ""}, **_loaded(body)}
@@ -128,8 +122,7 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
 
 def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
     """Validate a request to /api/generate; an answer at once where nothing is asked. Raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(GenerateBody, data, notes)
+    body, notes = opened(GenerateBody, data, settings)
     model = model_name(body.model, settings)
     if not body.prompt and not body.suffix:
         return {**_head(model), "response": "", **_loaded(body)}
@@ -155,14 +148,11 @@ def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[st
 def _options(body: OllamaBody, settings: Settings, notes: Notes) -> dict[str, Any]:
     """The arguments of a request that `options` sets."""
     options = parse(OllamaOptions, body.options or {}, notes, "options")
-    stops = [options.stop] if isinstance(options.stop, str) else options.stop or ()
     limit = settings.max_tokens if options.num_predict is None else options.num_predict
     return {
-        "sampling": options.sampling(settings.sampling),
         "max_tokens": None if limit is None or limit < 0 else limit,
-        "stop": check_stops(stops, settings.limits, "options.stop"),
         "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        **options.endings(),
+        **options.arguments(settings.sampling, settings.limits, "options.stop"),
     }
 
 
@@ -307,8 +297,7 @@ class GenerateLines(_Lines):
 
 def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
     """Validate a request to /api/embed; an answer at once where nothing is asked. Raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(EmbedBody, data, notes)
+    body, notes = opened(EmbedBody, data, settings)
     model = model_name(body.model, settings)
     clock = time.monotonic()
 
@@ -329,8 +318,7 @@ def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict
 
 def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
     """Validate a request to /api/embeddings; an answer at once where nothing is asked. Raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(EmbeddingsBody, data, notes)
+    body, notes = opened(EmbeddingsBody, data, settings)
     model_name(body.model, settings)
 
     def render(vectors: Vectors, n_tokens: int) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from typing import Any
 
 from .catalogue import timestamp
 from .dialect import Settings
-from .engine_side import EngineSide
 from .notes import Notes
 from .ollama import model_name
+from .runner import Runner
 from .schema import Body, parse
 
-API_VERSION = "0.12.6"  # of the API that is modelled: clients refuse what they take for an old server
+VERSION = {
+    "version": "0.12.6"
+}  # of the API that is modelled: clients refuse what they take for an old server
 
 
 class ShowBody(Body):
@@ -29,7 +31,7 @@ def read_show(data: dict[str, Any], settings: Settings) -> str:
     return model_name(body.model or body.name, settings)
 
 
-def show(runner: EngineSide, name: str) -> dict[str, Any]:
+def show(runner: Runner, name: str) -> dict[str, Any]:
     """The answer of /api/show."""
     info = runner.info()
     return {
@@ -59,10 +61,10 @@ def _size(n: int) -> str:
     return f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M"
 
 
-def _entry(name: str, runner: EngineSide | None, settings: Settings) -> dict[str, Any]:
+def _entry(name: str, runner: Runner | None, settings: Settings) -> dict[str, Any]:
     info = runner.info() if runner is not None else {}
     size = info.get("model_size", 0)
-    # clients only compare digests: of the name and size, so that nobody reads gigabytes for it
+    # clients only compare digests: of the name and size, so that no gigabytes are read for it
     digest = hashlib.sha256(f"{info.get('model_path')}:{size}".encode()).hexdigest()
     modified = timestamp(settings.created)
     return {
@@ -75,20 +77,15 @@ def _entry(name: str, runner: EngineSide | None, settings: Settings) -> dict[str
     }
 
 
-def tags(runner: EngineSide | None, settings: Settings) -> dict[str, Any]:
+def tags(runner: Runner | None, settings: Settings) -> dict[str, Any]:
     """The answer of /api/tags."""
     return {"models": [_entry(name, runner, settings) for name in settings.names]}
 
 
-def running(runner: EngineSide | None, settings: Settings) -> dict[str, Any]:
+def running(runner: Runner | None, settings: Settings) -> dict[str, Any]:
     """The answer of /api/ps: the served model, which never expires."""
     if runner is None:
         return {"models": []}
     entry = _entry(settings.names[0], runner, settings)
     loaded = {"expires_at": timestamp(1 << 35), "size_vram": entry["size"], "context_length": runner.n_ctx}
     return {"models": [{**entry, **loaded}]}
-
-
-def version(runner: EngineSide | None, settings: Settings) -> dict[str, Any]:
-    """The answer of /api/version."""
-    return {"version": API_VERSION}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer, Block
 from ..session.events import (
@@ -18,18 +18,18 @@ from ..session.events import (
 )
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object
-from ..session.requests import ChatRequest, NamedTool
+from ..session.requests import ChatRequest
 from .choices import check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation, thinking
+from .dialect import ApiCall, Settings, opened, speculation, text_format, thinking
 from .errors import bad_request
 from .function_calls import FunctionCalls, with_tools
 from .ignored_fields import IDLE_CHAT
-from .limits import check_count, check_stops
-from .media import content_text, thoughts
+from .limits import check_count
+from .media import content_text, note_role, thoughts
 from .notes import Notes
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Body, Options, SamplingFields, Whole, parse, unsupported
+from .schema import Alternatives, Body, Echoed, Options, SamplingFields, Whole, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai
 
 # llama.cpp's names, Qwen's and vLLM's
@@ -44,31 +44,27 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
 
 
-class CallFunction(Body):
-    echoed = True
+class CallFunction(Echoed):
     name: str
     arguments: Any = None
 
 
-class CustomCall(Body):
-    echoed = True
+class CustomCall(Echoed):
     name: str
     input: str = ""
 
 
-class Call(Body):
+class Call(Echoed):
     """A call of an earlier answer. `index` and more: some clients send streamed deltas back as they came."""
 
-    echoed = True
     id: str | None = None
     function: CallFunction | None = None
     custom: CustomCall | None = None
 
 
-class Message(Body):
+class Message(Echoed):
     """One message. Clients send answers back with keys of their own, which say nothing to a model."""
 
-    echoed = True
     role: str
     content: str | list[Any] | dict[str, Any] | None = None
     name: str | None = None
@@ -82,11 +78,7 @@ class Message(Body):
 
     def plain(self, where: str, notes: Notes) -> dict[str, Any]:
         """As the session takes it; raises ApiError naming the part that cannot be read."""
-        if self.role not in ROLES:
-            notes.weaken(
-                f"{where}.role",
-                f"{self.role[:40]!r} is shown as the chat template shows it, or as the user's words",
-            )
+        note_role(self.role, ROLES, where, notes)
         text = content_text(self.content, f"{where}.content", notes)
         message: dict[str, Any] = {"role": self.role, "content": text or self.refusal or ""}
         for key in ("name", "tool_call_id"):
@@ -155,7 +147,6 @@ class ChatBody(SamplingFields, ConstraintFields):
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
     n: Whole | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -190,20 +181,16 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         data = with_tools(data)
     if data.get("audio"):
         raise unsupported("audio", "this model answers in text only")
-    notes = Notes(settings.strict)
-    body = parse(ChatBody, data, notes)
+    body, notes = opened(ChatBody, data, settings)
     model = settings.model(body.model)
     limits = settings.limits
     n = check_choices(body.n)
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
     offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
     response_format, grammar = body.constraint()
-    if choice == "required" or isinstance(choice, NamedTool):
-        response_format = None  # binds the text of an answer, and a forced call has none
     add_prompt = body.add_generation_prompt is not False
     thought, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
     if "enable_thinking" in template:
@@ -219,19 +206,17 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=response_format,
+        response_format=text_format(response_format, choice),
         grammar=grammar,
         chat_template_kwargs=template,
         split_reasoning=_split(body),
         add_generation_prompt=add_prompt,
         continue_final_message=_continues(body, messages),
-        sampling=body.sampling(settings.sampling),
         max_tokens=_limit(body, notes) or settings.max_tokens,
-        stop=check_stops(stops, limits),
         logprobs=_logprobs(body, notes),
         return_steps=bool(body.dflash and body.dflash.return_steps),
         **thought,
-        **body.endings(),
+        **body.arguments(settings.sampling, limits),
         **speculation(body.dflash),
     )
     options = body.stream_options
@@ -309,22 +294,21 @@ def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
     return {"enable_thinking": switch, **said, "reasoning_budget": budget}
 
 
+@dataclass(kw_only=True)
 class ChatEncoder(OpenAIEncoder):
     """Renders `chat.completion` bodies and `chat.completion.chunk` streams."""
 
     id_prefix = "chatcmpl-"
     names = ("chat.completion.chunk", "chat.completion")
 
-    def __init__(self, model: str, *, offer: Offer, show_reasoning: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self._offer = offer
-        self._show_reasoning = show_reasoning
-        self._text = FreeText()
+    offer: Offer
+    show_reasoning: bool = True
+    _text: FreeText = field(default_factory=FreeText)
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         self.answer.feed(event)
         if not self._started:
             self._started = True
@@ -332,7 +316,7 @@ class ChatEncoder(OpenAIEncoder):
         if isinstance(event, TextDelta):
             yield self._chunk({"content": event.text}, logprobs=chat_logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
-            if self._show_reasoning:
+            if self.show_reasoning:
                 yield self._chunk({"reasoning_content": event.text})
         elif isinstance(event, ToolCallBegin):
             self._text = FreeText()
@@ -348,11 +332,11 @@ class ChatEncoder(OpenAIEncoder):
             yield from self._rest(event)
 
     def _is_custom(self, block: Block) -> bool:
-        return self._offer.kind(block.name) == "custom"
+        return self.offer.kind(block.name) == "custom"
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call under the client's own name of the tool."""
-        own, _ = self._offer.own(block.name)
+        own, _ = self.offer.own(block.name)
         if self._is_custom(block):
             custom = {"name": own, "input": free_text(block.text)}
             return {"id": block.id, "type": "custom", "custom": custom}
@@ -360,12 +344,12 @@ class ChatEncoder(OpenAIEncoder):
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.reasoning and self._show_reasoning:
+        if answer.reasoning and self.show_reasoning:
             message["reasoning_content"] = answer.reasoning
         if answer.tools:
             message["tool_calls"] = [self._call(b) for b in answer.tools]
             message["content"] = answer.text or None
-        logprobs = chat_logprobs(answer.logprobs, asked=self._logprobs)
+        logprobs = chat_logprobs(answer.logprobs, asked=self.logprobs)
         return {"message": message, "logprobs": logprobs}
 
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer
 from ..session.events import PromptLogprobs, TextDelta
 from ..session.logprobs import completion_logprobs
-from ..session.prompts import Prepared
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
 from .choices import best, check_choices
 from .constraint_fields import ConstraintFields
-from .dialect import ApiCall, Settings, speculation
+from .dialect import ApiCall, Settings, opened, speculation
 from .errors import bad_request
-from .limits import check_stops
-from .notes import Notes
 from .openai_chat import Limit, StreamOptions
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Options, SamplingFields, Texts, Whole, parse
+from .schema import Alternatives, Options, SamplingFields, Texts, Whole
 
 
 class CompletionBody(SamplingFields, ConstraintFields):
@@ -33,7 +29,6 @@ class CompletionBody(SamplingFields, ConstraintFields):
     max_tokens: Limit | None = None
     n: Whole | None = None
     best_of: Whole | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     echo: bool | None = None
@@ -44,8 +39,7 @@ class CompletionBody(SamplingFields, ConstraintFields):
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """Validate a request body; raises ApiError naming the field."""
-    notes = Notes(settings.strict)
-    body = parse(CompletionBody, data, notes)
+    body, notes = opened(CompletionBody, data, settings)
     model = settings.model(body.model)
     if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
@@ -57,7 +51,6 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     if candidates > n and body.stream:
         candidates = n
         notes.ignore("best_of", "in a stream")
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or ()
     limit = (
         settings.max_tokens or 16 if body.max_tokens is None else body.max_tokens
     )  # 16 is OpenAI's default
@@ -65,14 +58,12 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     options: dict[str, Any] = {
         "suffix": body.suffix or None,
         "grammar": grammar or response_format_spec(response_format),
-        "sampling": body.sampling(settings.sampling),
         "max_tokens": None if limit < 0 else limit,
-        "stop": check_stops(stops, settings.limits),
         # candidates are ranked by their log-probabilities
         "logprobs": 0 if body.logprobs is None and candidates > n else body.logprobs,
         "prompt_logprobs": bool(body.echo) and body.logprobs is not None,
         "return_steps": bool(body.dflash and body.dflash.return_steps),
-        **body.endings(),
+        **body.arguments(settings.sampling, settings.limits),
         **speculation(body.dflash),
     }
     first, *more = (CompletionRequest(prompt=prompt, **options) for prompt in prompts)
@@ -98,6 +89,7 @@ def prompt_list(prompt: str | Sequence[Any]) -> list[str | list[int]]:
     return list(prompt)
 
 
+@dataclass(kw_only=True)
 class CompletionEncoder(OpenAIEncoder):
     """Renders `text_completion` bodies and streams. echo: put the prompt before each answer; best_of: answers to every
     prompt, of which a body shows the n best."""
@@ -105,38 +97,35 @@ class CompletionEncoder(OpenAIEncoder):
     id_prefix = "cmpl-"
     names = ("text_completion", "text_completion")
 
-    def __init__(self, model: str, *, echo: bool, best_of: int = 1, n: int = 1, **options: Any) -> None:
-        super().__init__(model, n=max(n, best_of), **options)
-        self._echo = echo
-        self._shown = n
-        self._prompts = [""]
+    echo: bool
+    best_of: int = 1
 
-    def prepared(self, prompts: Sequence[Prepared]) -> None:
-        """Be told the texts of the prompts."""
-        self._prompts = [prompt.text for prompt in prompts]
+    def __post_init__(self) -> None:
+        self._shown, self.n = self.n, max(self.n, self.best_of)
+        super().__post_init__()
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         answer = self.answer
         answer.feed(event)
         # with log-probabilities the prompt is said once they are known
-        if self._echo and not self._started and (not self._logprobs or isinstance(event, PromptLogprobs)):
+        if self.echo and not self._started and (not self.logprobs or isinstance(event, PromptLogprobs)):
             self._started = True
             logprobs = completion_logprobs(answer.prompt)
-            yield self._chunk(self._prompts[self._at // self._n], logprobs=logprobs)
+            yield self._chunk(self._prompts[self._at // self.n], logprobs=logprobs)
         if isinstance(event, TextDelta):
             yield self._chunk(event.text, logprobs=completion_logprobs(event.logprobs or ()))
         else:
             yield from self._rest(event)
 
     def _chosen(self) -> list[Answer]:
-        groups = (self.answers[i : i + self._n] for i in range(0, len(self.answers), self._n))
-        return [a for group in groups for a in (best(group, self._shown) if self._shown < self._n else group)]
+        groups = (self.answers[i : i + self.n] for i in range(0, len(self.answers), self.n))
+        return [a for group in groups for a in (best(group, self._shown) if self._shown < self.n else group)]
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
         at = next(i for i, other in enumerate(self.answers) if other is answer)
-        text = self._prompts[at // self._n] + answer.text if self._echo else answer.text
-        entries = [*answer.prompt, *answer.logprobs] if self._logprobs else []
-        return {"text": text, "logprobs": completion_logprobs(entries, asked=self._logprobs)}
+        text = self._prompts[at // self.n] + answer.text if self.echo else answer.text
+        entries = [*answer.prompt, *answer.logprobs] if self.logprobs else []
+        return {"text": text, "logprobs": completion_logprobs(entries, asked=self.logprobs)}

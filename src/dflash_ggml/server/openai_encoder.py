@@ -4,61 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any, ClassVar
 
-from sse_starlette import ServerSentEvent
-
 from ..session.answer import Answer
-from ..session.events import Finish, Progress, StepReport, Usage
+from ..session.events import Finish, StepReport, Usage
 from ..session.openai_parts import timings_dict, usage_dict, usage_timings
+from .answers import AnswersEncoder
 from .choices import total
 from .dialect import data_event, new_id
-from .errors import ApiError, openai_body
 
 FINGERPRINT = f"dflash-ggml-{metadata.version('dflash-ggml')}"
 
 
-class OpenAIEncoder:
+@dataclass(kw_only=True)
+class OpenAIEncoder(AnswersEncoder):
     """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
 
-    id_prefix, names: of the objects' ids, and their `object` in a stream and in a body. logprobs: they were asked for.
-    prompts, n: how many there are, and answers to each; the answers come prompt by prompt.
+    Attributes:
+        id_prefix: of the objects' ids.
+        names: their `object` in a stream and in a body.
+        logprobs: they were asked for.
     """
 
     id_prefix: ClassVar[str]
     names: ClassVar[tuple[str, str]]
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        include_usage: bool,
-        progress: bool,
-        logprobs: bool = False,
-        prompts: int = 1,
-        n: int = 1,
-    ) -> None:
-        self.answers = [Answer() for _ in range(prompts * n)]
-        self._at = 0  # the answer that is being received
-        self._started = False  # it has been
-        self._n = n
-        self._logprobs = logprobs
-        self._head = {
-            "id": new_id(self.id_prefix),
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self._include_usage = include_usage
-        self._progress = progress
-        self._clock = time.monotonic()
+    include_usage: bool
+    logprobs: bool = False
 
-    @property
-    def answer(self) -> Answer:
-        """The answer that is being received, the last one at the end."""
-        return self.answers[self._at]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._started = False  # the answer has been
+        head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": self.model}
+        self._head = {**head, "system_fingerprint": FINGERPRINT}
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         """One choice of a chunk; content None: nothing."""
@@ -70,14 +50,14 @@ class OpenAIEncoder:
 
     def _chunk(
         self, content: Any = None, reason: str | None = None, logprobs: Any = None, **extra: Any
-    ) -> ServerSentEvent:
+    ) -> bytes:
         choices = [self._choice(content, reason, logprobs) | {"index": self._at}]
         return data_event({**self._head, "object": self.names[0], "choices": choices, **extra})
 
-    def _rest(self, event: Any) -> Iterator[ServerSentEvent]:
+    def _rest(self, event: Any) -> Iterator[bytes]:
         """The events that both kinds render alike."""
-        if isinstance(event, Progress) and self._progress and event.stage == "prefill":
-            yield self._chunk(prompt_progress=self._prompt_progress(event))
+        if (prefilling := self._prefilling(event)) is not None:
+            yield self._chunk(**prefilling)
         elif isinstance(event, StepReport):
             yield self._chunk(dflash={"step": asdict(event)})
         elif isinstance(event, Finish):
@@ -86,18 +66,13 @@ class OpenAIEncoder:
             if self._at + 1 < len(self.answers):
                 self._at, self._started = self._at + 1, False
                 return
-            if self._include_usage:
+            if self.include_usage:
                 head = {**self._head, "object": self.names[0]}
                 yield data_event({**head, "choices": [], "usage": _usage_object(self._usage())})
-            yield ServerSentEvent("[DONE]", sep="\n")
+            yield data_event("[DONE]")
 
     def _usage(self) -> Usage:
-        return total([answer.done()[0] for answer in self.answers], self._n)
-
-    def _prompt_progress(self, event: Progress) -> dict[str, Any]:
-        cached = self.answer.begin.cached_n if self.answer.begin else 0
-        spent = int(1000 * (time.monotonic() - self._clock))
-        return {"total": event.total, "cache": cached, "processed": event.done, "time_ms": spent}
+        return total([answer.done()[0] for answer in self.answers], self.n)
 
     def _chosen(self) -> list[Answer]:
         """The answers that the body shows, in order."""
@@ -115,9 +90,6 @@ class OpenAIEncoder:
         if steps := [step for answer in self.answers for step in answer.steps]:
             body["dflash"] = {"steps": [asdict(step) for step in steps]}
         return body
-
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
-        yield data_event(openai_body(error))
 
 
 def _usage_object(usage: Usage) -> dict[str, Any]:

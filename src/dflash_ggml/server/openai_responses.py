@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
-
-from sse_starlette import ServerSentEvent
 
 from ..session.answer import Answer, Block
 from ..session.events import (
@@ -19,14 +18,13 @@ from ..session.events import (
 )
 from ..session.logprobs import chat_logprob
 from ..session.openai_parts import call_object, timings_dict, usage_timings
-from ..session.requests import ChatRequest, NamedTool
-from .dialect import ApiCall, Settings, data_event, new_id, speculation, thinking
+from ..session.requests import ChatRequest
+from .dialect import ApiCall, Settings, data_event, new_id, opened, speculation, text_format, thinking
 from .errors import ApiError, bad_request
 from .limits import check_count
-from .notes import Notes
 from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
-from .schema import parse, sampling_params, unsupported
+from .schema import sampling_params, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai, shell_action
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -38,8 +36,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     for name in ("prompt", "conversation"):
         if data.get(name) is not None:
             raise unsupported(name, "it is kept by OpenAI's service and not known here; send it as input")
-    notes = Notes(settings.strict)
-    body = parse(ResponsesBody, data, notes)
+    body, notes = opened(ResponsesBody, data, settings)
     model = settings.model(body.model)
     if not isinstance(body.input, str):
         check_count(body.input, settings.limits.messages, "input")
@@ -60,14 +57,12 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
     offer, choice = choose(body.tool_choice, offer_openai(tools, notes), notes)
     response_format = body.text.format.plain() if body.text and body.text.format else None
-    if choice == "required" or isinstance(choice, NamedTool):
-        response_format = None  # binds the text of an answer, and a forced call has none
     request = ChatRequest(
         messages=with_instructions(body.instructions, [*history, *new]),
         tools=offer.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        response_format=response_format,
+        response_format=text_format(response_format, choice),
         reasoning_budget=body.reasoning.max_tokens if body.reasoning else None,
         **thought,
         sampling=sampling_params(settings.sampling, temperature=body.temperature, top_p=body.top_p),
@@ -80,40 +75,39 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     return ApiCall(request, encoder, bool(body.stream), notes)
 
 
+@dataclass
 class ResponseEncoder:
-    """Renders response objects and response event streams. One output item per block of the answer."""
+    """Renders response objects and response event streams. One output item per block of the answer.
 
-    def __init__(
-        self,
-        model: str,
-        body: ResponsesBody,
-        request: ChatRequest,
-        messages: list[dict[str, Any]],
-        offer: Offer,
-        store: ResponseStore | None,
-        items: list[dict[str, Any]],
-    ) -> None:
+    Attributes:
+        messages: of this request alone, without the history.
+        offer: its tools.
+        store: where the response is kept; None: nowhere.
+        items: the request's input.
+    """
+
+    model: str
+    asked: ResponsesBody
+    request: ChatRequest
+    messages: list[dict[str, Any]]
+    offer: Offer
+    store: ResponseStore | None
+    items: list[dict[str, Any]]
+
+    def __post_init__(self) -> None:
         self.answer = Answer()
         self._id = new_id("resp_")
-        self._model = model
-        self._body = body
-        self._request = request
-        self._messages = messages
-        self._offer = offer
-        self._store = store
-        self._input = items
         self._created = int(time.time())
         self._sequence = -1
-        self._started = False
+        self._started = self._open = False
         self._items: list[str] = []  # ids, one per block of the answer
-        self._open = False
         self._text = FreeText()
 
-    def _event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _event(self, kind: str, **fields: Any) -> bytes:
         self._sequence += 1
         return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
 
-    def feed(self, event: Any) -> Iterator[ServerSentEvent]:
+    def feed(self, event: Any) -> Iterator[bytes]:
         if isinstance(event, Finish) and event.reason != "length" and not self._has_said():
             yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
         blocks = len(self.answer.blocks)
@@ -134,7 +128,7 @@ class ResponseEncoder:
             yield self._part_event("response.reasoning_text.delta", delta=event.text)
         elif isinstance(event, ToolCallArgs):
             block = self.answer.blocks[-1]
-            kind = self._offer.kind(block.name)
+            kind = self.offer.kind(block.name)
             if kind == "function":
                 yield self._item_event("response.function_call_arguments.delta", delta=event.json)
             elif kind == "custom" and (piece := self._text.more(block.text)):
@@ -157,16 +151,16 @@ class ResponseEncoder:
     def _cut(event: Any) -> bool:
         return isinstance(event, Finish) and event.reason == "length"
 
-    def _item_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._items[-1], output_index=len(self._items) - 1, **fields)
 
-    def _part_event(self, kind: str, **fields: Any) -> ServerSentEvent:
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
         return self._item_event(kind, content_index=0, **fields)
 
-    def _open_item(self) -> Iterator[ServerSentEvent]:
+    def _open_item(self) -> Iterator[bytes]:
         block = self.answer.blocks[-1]
         self._text = FreeText()
-        kind = _PREFIXES[self._offer.kind(block.name)] if block.kind == "tool" else ""
+        kind = _PREFIXES[self.offer.kind(block.name)] if block.kind == "tool" else ""
         self._items.append(new_id(kind or {"text": "msg_", "reasoning": "rs_"}[block.kind]))
         self._open = True
         index = len(self._items) - 1
@@ -176,7 +170,7 @@ class ResponseEncoder:
         if block.kind != "tool":
             yield self._part_event("response.content_part.added", part=_part(Block(block.kind)))
 
-    def _close_item(self, status: str) -> Iterator[ServerSentEvent]:
+    def _close_item(self, status: str) -> Iterator[bytes]:
         if not self._open:
             return
         self._open = False
@@ -193,8 +187,8 @@ class ResponseEncoder:
         index = len(self._items) - 1
         yield self._event("response.output_item.done", output_index=index, item=self._item(index, status))
 
-    def _call_done(self, block: Block) -> Iterator[ServerSentEvent]:
-        kind, (own, _) = self._offer.kind(block.name), self._offer.own(block.name)
+    def _call_done(self, block: Block) -> Iterator[bytes]:
+        kind, (own, _) = self.offer.kind(block.name), self.offer.own(block.name)
         if kind == "function":
             yield self._item_event("response.function_call_arguments.done", name=own, arguments=block.text)
         elif kind == "custom":
@@ -204,7 +198,7 @@ class ResponseEncoder:
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call as an item of the tool's own kind, without id and status."""
-        kind, (own, namespace) = self._offer.kind(block.name), self._offer.own(block.name)
+        kind, (own, namespace) = self.offer.kind(block.name), self.offer.own(block.name)
         if kind == "local_shell":
             return {"type": "local_shell_call", "call_id": block.id, "action": shell_action(block.text)}
         item: dict[str, Any] = {"type": "function_call", "call_id": block.id, "name": own}
@@ -221,19 +215,19 @@ class ResponseEncoder:
         parts = [] if status == "in_progress" else [_part(block)]
         if block.kind == "reasoning":
             item = {"type": "reasoning", "id": item_id, "summary": [], "content": parts, "status": status}
-            if parts and SEALED in (self._body.include or ()):
+            if parts and SEALED in (self.asked.include or ()):
                 item["encrypted_content"] = seal(block.text)
             return item
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
-    def error(self, error: ApiError) -> Iterator[ServerSentEvent]:
+    def error(self, error: ApiError) -> Iterator[bytes]:
         # agents end their turn at the first, the official client raises at the second
         cause = {"code": error.code or "server_error", "message": error.message}
         yield self._event("response.failed", response={**self._response("failed"), "error": cause})
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
     def _remember(self, response: dict[str, Any]) -> None:
-        if self._store is None:
+        if self.store is None:
             return
         answer = self.answer
         reply: dict[str, Any] = {"role": "assistant", "content": answer.text}
@@ -242,15 +236,15 @@ class ResponseEncoder:
         if answer.tools:
             reply["tool_calls"] = [call_object(b) for b in answer.tools]
         items = [self._item(i, "completed") for i in range(len(self._items))]
-        messages = [*self._messages, reply]
-        self._store.put(self._id, self._body.previous_response_id, messages, items, response, self._input)
+        messages = [*self.messages, reply]
+        self.store.put(self._id, self.asked.previous_response_id, messages, items, response, self.items)
 
     def body(self) -> dict[str, Any]:
         _, finish = self.answer.done()
         return self._response("incomplete" if finish.reason == "length" else "completed")
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, request, usage = self._body, self._request, self.answer.usage
+        body, request, usage = self.asked, self.request, self.answer.usage
         last = len(self._items) - 1
         cut = "incomplete" if status == "failed" else status
         output = [self._item(i, cut if i == last else "completed") for i in range(len(self._items))]
@@ -266,12 +260,12 @@ class ResponseEncoder:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self._model,
+            "model": self.model,
             "output": output,
             "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-            "store": self._store is not None,
+            "store": self.store is not None,
             "temperature": request.sampling.temperature,
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)}
             if body.text and body.text.format

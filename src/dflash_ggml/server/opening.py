@@ -13,9 +13,8 @@ from ..cli.sampling_options import check_biases
 from ..config import EngineConfig
 from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError
-from .engine_side import Progress
 from .grammar_sandbox import Vetter
-from .runner import Runner
+from .runner import Progress, Runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The server's end of its engine process: an EngineSide whose every question goes through the pipe.
+"""The server's end of its engine process: a Runner whose every question goes through the pipe.
 
 With a tokenizer, templates and grammars of its own the server would save a round trip of some hundred microseconds per
 question, hold the vocabulary twice, and die of what it compiles. Here it has nothing of the model but what /props and
@@ -13,9 +13,10 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ from numpy.typing import NDArray
 from ..session.events import Event
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
-from .engine_side import Progress
 from .errors import EngineLost
-from .messages import About, Answer, Call, Cancel, Close, Failed, Item, Named, Prompt, Result, prompt_of
+from .messages import RESULTS, About, Answer, Call, Cancel, Close, Failed, Item, Named, Result, prompt_of
 from .pipe import convert, spawn
+from .runner import Progress
 
 POLL_SECONDS = 0.02  # between two looks at whether a request was cancelled, while nothing comes
 EXIT_SECONDS = 20.0  # to free the model's memory
@@ -59,13 +60,18 @@ class Channel:
             progress(*answer.value)
         return convert(answer.value, About)
 
-    def ask(self, kind: Any, method: str, *args: Any) -> Any:
-        """The result of one call, of this type. Raises what it raised there, or EngineLost."""
-        [answer] = self.call(method, *args)
-        return convert(answer.value, kind)
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        """The result of one call. Raises what it raised there, or EngineLost."""
+        sent = (Named.of(arg) if isinstance(arg, (ChatRequest, CompletionRequest)) else arg for arg in args)
+        [answer] = self.call(method, *sent, options=options)
+        return convert(answer.value, RESULTS[method])
 
     def call(
-        self, method: str, *args: Any, cancelled: Callable[[], bool] = lambda: False
+        self,
+        method: str,
+        *args: Any,
+        options: dict[str, Any] | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> Generator[Item | Result, None, None]:
         """The answers to one call: items, at last the result; closing the iterator cancels the call, like `cancelled`.
 
@@ -77,7 +83,7 @@ class Channel:
             answers.put(Failed.of(number, EngineLost(self._lost.result())))
         answer: Answer | None = None
         try:
-            self._send(Call(number, method, args))
+            self._send(Call(number, method, args, options or {}))
             while not isinstance(answer, Result):
                 try:
                     answer = answers.get(timeout=POLL_SECONDS)
@@ -141,71 +147,35 @@ def ending(code: int) -> str:
     return f"the engine process ended by {name}{hint}"
 
 
-class RemoteVocabulary:
-    """The vocabulary on the other side."""
-
-    def __init__(self, channel: Channel, about: About) -> None:
-        self._channel = channel
-        self._bos_ids = about.bos_ids
-        self.n_vocab = about.n_vocab
-
-    @property
-    def bos_ids(self) -> list[int]:
-        return list(self._bos_ids)
-
-    def id_of(self, text: str) -> int | None:
-        return self._channel.ask(int | None, "id_of", text)
-
-    def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
-        return self._channel.ask(list[int], "encode", text, special, most)
-
-    def pieces(self, tokens: Iterable[int]) -> list[bytes]:
-        return self._channel.ask(list[bytes], "pieces", list(tokens))
-
-    def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
-        return self._channel.ask(bytes, "decode_bytes", list(tokens), special)
-
-
 class RemoteRunner:
-    """An EngineSide in another process. Methods raise EngineLost, too."""
+    """A `Runner` in another process, with its tokenizer; methods raise EngineLost, too."""
 
     def __init__(self, channel: Channel, about: About) -> None:
         self._channel = channel
         self._about = about
-        self.tokenizer = RemoteVocabulary(channel, about)
-        self.n_ctx = about.n_ctx
-        self.parallel = about.parallel
-        self.pid = channel.pid
-        self.watch = channel.watch
+        self.tokenizer = self
+        self.n_ctx, self.parallel, self.n_vocab = about.n_ctx, about.parallel, about.n_vocab
+        self.info, self.metadata = lambda: about.info, lambda: about.metadata
+        self.vocabulary, self.skills = lambda: about.vocabulary, lambda: about.skills
+        self.pid, self.watch, self.close = channel.pid, channel.watch, channel.close
+
+    @property
+    def bos_ids(self) -> list[int]:
+        """As the tokenizer's."""
+        return list(self._about.bos_ids)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method of the runner, or of its tokenizer, that is called there."""
+        if name not in RESULTS:
+            raise AttributeError(name)
+        return partial(self._channel.ask, name)
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
-        return Prepared(request, *self._channel.ask(Prompt, "prepare", Named.of(request)))
-
-    def count(self, request: ChatRequest | CompletionRequest) -> int:
-        return self._channel.ask(int, "count", Named.of(request))
-
-    def render(self, request: ChatRequest | CompletionRequest) -> str:
-        return self._channel.ask(str, "render", Named.of(request))
-
-    def text_tokens(self, text: str | list[int], truncate: bool) -> tuple[int, ...]:
-        return self._channel.ask(tuple[int, ...], "text_tokens", text, truncate)
-
-    def info(self) -> dict[str, Any]:
-        return self._about.info
-
-    def metadata(self) -> dict[str, Any]:
-        return self._about.metadata
-
-    def vocabulary(self) -> dict[str, Any]:
-        return self._about.vocabulary
-
-    def skills(self) -> list[str]:
-        return self._about.skills
-
-    def load(self) -> dict[str, float]:
-        return self._channel.ask(dict[str, float], "load")
+        """As the runner's; only the prompt comes back, the request is here."""
+        return Prepared(request, *self._channel.ask("prepare", request))
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
+        """As the runner's."""
         args = Named.of(prepared.request), *prompt_of(prepared)
         with closing(self._channel.call("events", *args, cancelled=cancelled)) as answers:
             for answer in answers:
@@ -213,9 +183,6 @@ class RemoteRunner:
                     yield convert(answer.value, Named).value()
 
     def embed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32]:
+        """As the runner's."""
         [answer] = self._channel.call("embed", list(ids), cancelled=cancelled)
         return np.frombuffer(convert(answer.value, bytes), "<f4").astype(np.float32)
-
-    def close(self) -> None:
-        """End the process, if it has not."""
-        self._channel.close()

@@ -140,10 +140,10 @@ def page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any
     """
     ordered = items if query.get("order") == "asc" else items[::-1]
     if (after := query.get("after")) is not None:
-        place = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
-        if place is None:
+        found = next((i for i, item in enumerate(ordered) if item["id"] == after), None)
+        if found is None:
             raise bad_request(f"after: there is no item {after!r}", "after", "invalid_value")
-        ordered = ordered[place + 1 :]
+        ordered = ordered[found + 1 :]
     limit = query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= 100):
         raise bad_request(f"limit: {limit!r} is not between 1 and 100", "limit", "invalid_value")

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Annotated, Any, Literal, Protocol
-
-from pydantic import Field
+from typing import Any, Literal, Protocol
 
 from .errors import bad_request
 from .ignored_fields import IDLE_RESPONSES, QUIET_RESPONSES
 from .media import content_text
 from .notes import Notes
-from .schema import Alternatives, Body, Positive, Probability, Speculation, Temperature, parse, plain_format
+from .schema import (
+    Alternatives,
+    Body,
+    Echoed,
+    JsonSchema,
+    Positive,
+    Probability,
+    Speculation,
+    Temperature,
+    parse,
+    plain_format,
+)
 from .tools import flat_name
 
 SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
@@ -26,16 +35,14 @@ class Items(Protocol):
         ...
 
 
-class MessageItem(Body):
-    echoed = True
+class MessageItem(Echoed):
     role: str
     content: str | list[Any]
 
 
-class CallItem(Body):
+class CallItem(Echoed):
     """A call of an earlier answer, of any kind: arguments, input and action are the same thing in three kinds."""
 
-    echoed = True
     call_id: str | None = None
     id: str | None = None
     name: str | None = None
@@ -57,22 +64,19 @@ class CallItem(Body):
         return {"id": self.call_id or self.id, "type": "function", "function": function}
 
 
-class CallOutputItem(Body):
-    echoed = True
+class CallOutputItem(Echoed):
     call_id: str | None = None
     id: str | None = None
     output: str | list[Any] | dict[str, Any] | None = None
 
 
-class ReasoningItem(Body):
-    echoed = True
+class ReasoningItem(Echoed):
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: str | None = None
 
 
-class ReferenceItem(Body):
-    echoed = True
+class ReferenceItem(Echoed):
     id: str
 
 
@@ -83,14 +87,10 @@ OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_
 TOOL_LISTS = ("additional_tools", "tool_search_output")  # items that bring tools
 
 
-class TextFormat(Body):
+class TextFormat(JsonSchema):
     """text.format: as chat's response_format, with the schema one level up."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
 
     def plain(self) -> dict[str, Any] | None:
         """As the mapping that ChatRequest.response_format takes; None for plain text."""

@@ -18,8 +18,9 @@ from ..session.events import Event, Finish, Usage
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
-from .engine_side import EngineSide
 from .metrics import Metrics
+
+Progress = Callable[[str, int, int], None]  # stage, done, total
 
 FILL_MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
@@ -32,10 +33,13 @@ FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
-    """Owns a session's engine. With several slots, `parallel` threads may ask for events at once, and the scheduler has a thread
-    of its own.
+    """Owns a session's engine. `events` and `embed` are for `parallel` threads at once, `close` for one, the rest for any.
 
-    on_close: called when the engine is freed.
+    With several slots the scheduler has a thread of its own. In a process of its own it is `remote_runner.RemoteRunner`.
+
+    Args:
+        session: the engine and its scheduler.
+        on_close: called when the engine is freed.
     """
 
     def __init__(self, session: Session, on_close: Callable[[], None] | None = None) -> None:
@@ -142,10 +146,10 @@ class Runner:
         self.session.close()
 
 
-def work(prepared: Prepared, metrics: Metrics) -> Callable[[EngineSide, Callable[[], bool]], Iterator[Any]]:
+def work(prepared: Prepared, metrics: Metrics) -> Callable[[Runner, Callable[[], bool]], Iterator[Any]]:
     """A worker's job that answers one request and counts it."""
 
-    def run(runner: EngineSide, cancelled: Callable[[], bool]) -> Iterator[Any]:
+    def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[Any]:
         with closing(runner.events(prepared, cancelled)) as events:
             for event in events:
                 if isinstance(event, Usage):

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from .errors import ApiError, bad_request
 from .ignored_fields import IDLE_SAMPLING, QUIET_SAMPLING
+from .limits import Limits, check_stops
 from .notes import Notes
 
 M = TypeVar("M", bound="Body")
@@ -45,14 +46,16 @@ class Body(BaseModel):
     """Base of all request objects: no coercion between types. `parse` says what becomes of fields we do not know.
 
     quiet: names of fields that are known and never bear on the answer. idle: fields that are not honoured, with the
-    values at which that makes no difference. echoed: an object of the conversation, which clients send back with keys
-    of their own.
+    values at which that makes no difference.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
     quiet: ClassVar[frozenset[str]] = frozenset()
     idle: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    echoed: ClassVar[bool] = False
+
+
+class Echoed(Body):
+    """An object of the conversation, which clients send back with keys of their own; those are never noted."""
 
 
 class Speculation(Body):
@@ -92,6 +95,7 @@ class SamplingFields(Body):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     stop_token_ids: Annotated[TokenList, Field(max_length=64)] | None = None
+    stop: str | list[str] | None = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
         """The sampler's options: the fields given, the server's defaults for the rest."""
@@ -107,9 +111,20 @@ class SamplingFields(Body):
                 given["penalty_last_n"] = -1
         return sampling_params(defaults, **given)
 
-    def endings(self) -> dict[str, Any]:
-        """The request arguments that say which tokens end the answer."""
+    def arguments(self, defaults: SamplingParams, limits: Limits, param: str = "stop") -> dict[str, Any]:
+        """The arguments of a request that say how to sample and what ends the answer.
+
+        Args:
+            defaults: the server's, for options that are not given.
+            limits: of stop strings.
+            param: path of the stop strings in the request.
+
+        Raises:
+            ApiError: too many stop strings, one that is too long, or a bias that is none.
+        """
         return {
+            "sampling": self.sampling(defaults),
+            "stop": check_stops(self.stop, limits, param),
             "ignore_eos": bool(self.ignore_eos),
             "min_tokens": self.min_tokens or 0,
             "stop_token_ids": tuple(self.stop_token_ids or ()),
@@ -159,7 +174,7 @@ def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = ""
 
 def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
     """The path of every field in `body` that has no place in its model, and whether its value asks for anything."""
-    if body.echoed:
+    if isinstance(body, Echoed):
         return
     for name, value in (body.model_extra or {}).items():
         path = f"{where}.{name}" if where else name

@@ -1,5 +1,5 @@
 """Several jobs of one request: each is queued when the one before it has ended, so that other clients come between; sooner where
-places are free and nobody waits for them."""
+slots are free and no other request waits for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Series:
             self._jobs.append(worker.submit(client, self._works.popleft()))
 
     def cancel(self) -> None:
-        """Nobody reads any more: end the jobs that run or wait, and queue no other."""
+        """The client is gone: end the jobs that run or wait, and queue no other."""
         self._gone = True
         for job in self._jobs:
             self._worker.abandon(job)
@@ -54,9 +54,9 @@ class Series:
                 self._worker.abandon(job)
 
     def _queue_ahead(self) -> None:
-        """Queue another job where it would run at once and take nobody's turn."""
+        """Queue another job where it would run at once and delay no other request."""
         worker = self._worker
-        if self._works and not self._gone and not worker.waiting and worker.running < worker.places:
+        if self._works and not self._gone and not worker.waiting and worker.running < worker.slots:
             try:
                 self._jobs.append(worker.submit(self.client, self._works[0]))
             except ApiError:  # its turn will come

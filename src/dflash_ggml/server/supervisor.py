@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
 from ..errors import DflashError
-from .engine_side import Progress
 from .errors import EngineLost
 from .remote_runner import Channel, RemoteRunner
+from .runner import Progress, Runner
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Supervised:
     _loading: Channel | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, progress: Progress) -> RemoteRunner:
+    def __call__(self, progress: Progress) -> Runner:
         """A runner on a fresh process. Raises EngineLost when `tries` of them died, or what loading raised the first time."""
         if self._opened_at is not None:
             self._wait(self._opened_at)
@@ -64,12 +65,12 @@ class Supervised:
         self._deaths = 1 if time.monotonic() - began > self.settled else self._deaths + 1
         self._ended.wait(min(self.longest_wait, self.first_wait * 2 ** (self._deaths - 1)))
 
-    def _started(self, progress: Progress) -> RemoteRunner:
+    def _started(self, progress: Progress) -> Runner:
         self._loading = channel = Channel()
         try:
             if self._ended.is_set():
                 raise EngineLost("the server is shutting down")
-            return RemoteRunner(channel, channel.open(self.opener, progress))
+            return cast(Runner, RemoteRunner(channel, channel.open(self.opener, progress)))
         except BaseException:
             channel.close(0)
             raise

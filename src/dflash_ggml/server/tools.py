@@ -23,13 +23,14 @@ from .notes import Notes
 from .schema import Body, parse
 
 Kind = Literal["function", "custom", "local_shell"]
+QUIET = frozenset(("type", "defer_loading", "allowed_callers", "cache_control"))
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Function(Body):
     """A function of OpenAI's endpoints."""
 
-    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control", "output_schema"))
+    quiet = QUIET | {"output_schema"}
     name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -39,7 +40,7 @@ class Function(Body):
 class NestedFunction(Body):
     """A tool of chat completions."""
 
-    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control"))
+    quiet = QUIET
     function: Function
 
 
@@ -55,7 +56,7 @@ class CustomFormat(Body):
 class Custom(Body):
     """A tool whose input is text."""
 
-    quiet = frozenset(("type", "defer_loading", "allowed_callers", "cache_control"))
+    quiet = QUIET
     name: Name
     description: str | None = None
     format: CustomFormat | None = None
@@ -73,16 +74,7 @@ class Namespace(Body):
 class AnthropicTool(Body):
     """A tool that Anthropic's clients define."""
 
-    quiet = frozenset(
-        (
-            "type",
-            "cache_control",
-            "eager_input_streaming",
-            "defer_loading",
-            "input_examples",
-            "allowed_callers",
-        )
-    )
+    quiet = QUIET | {"eager_input_streaming", "input_examples"}
     name: Name
     description: str | None = None
     input_schema: dict[str, Any]
@@ -176,8 +168,8 @@ def _offer_openai(
         offer.add(Offered(definition, function.name, namespace=inside), where, notes)
     elif kind == "custom":
         nested = isinstance(tool.get("custom"), dict)
-        given, place = (tool["custom"], f"{where}.custom") if nested else (tool, where)
-        custom = parse(Custom, given, notes, place)
+        given, path = (tool["custom"], f"{where}.custom") if nested else (tool, where)
+        custom = parse(Custom, given, notes, path)
         offer.add(Offered(_free_text(custom, inside), custom.name, "custom", inside), where, notes)
     elif kind == "namespace" and inside is None:
         space = parse(Namespace, tool, notes, where)

@@ -1,5 +1,5 @@
-"""The threads that requests run in: one loads the engine, runs requests and frees it; where the engine has places for several
-texts, more run beside it, a request each.
+"""Threads that requests run in: one loads the engine, runs requests and frees it; where the engine has several slots, more
+threads run requests beside it, one each.
 
 A runner that can be lost (`watch`, where the engine has a process of its own) is opened again; until then nothing waits.
 """
@@ -14,9 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Generic, TypeVar
 
-from .engine_side import Progress
 from .errors import ApiError, EngineLost, from_exception, shutting_down
 from .fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
+from .runner import Progress
 
 log = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -52,7 +52,7 @@ class Job(Generic[B]):
         return self._cancelled.is_set()
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """Ask the job to end at its next step; `reason` is what its reader sees (None: nobody reads)."""
+        """Ask the job to end at its next step; `reason` is what its reader sees (None: it has no reader)."""
         if not self._cancelled.is_set():
             self.reason = reason
             self._cancelled.set()
@@ -86,7 +86,7 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs in turn, as many at once as the runner has places; `open_runner(progress)` is called first, its `close()` last.
+    """Runs jobs in turn, as many at once as the runner has slots; `open_runner(progress)` is called first, its `close()` last.
 
     on_finished is told the seconds of every job, on_failed that the runner could not be opened.
     """
@@ -138,22 +138,22 @@ class Worker(Generic[B]):
         return len(self._current)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Requests that can run at once."""
         return getattr(self.runner, "parallel", 1)
 
     @property
     def load(self) -> dict[str, float]:
-        """What the runner says of its rounds; empty where it makes none."""
+        """Sums over the steps of all sequences, as `Runner.load` has them; empty where only one runs at once."""
         runner: Any = self.runner
         try:
-            return dict(runner.load()) if runner is not None and self.places > 1 else {}
+            return dict(runner.load()) if runner is not None and self.slots > 1 else {}
         except EngineLost:
             return {}
 
     def retry_after(self) -> int:
-        """Seconds after which a place in the queue is likely: the waiting jobs times their mean duration, by places."""
-        return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running) / self.places)))
+        """Seconds until the queue has likely moved on: the waiting jobs times their mean duration, by slots."""
+        return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running) / self.slots)))
 
     def require_ready(self) -> B:
         """The open runner; raises ApiError 503 while it is loading or shutting down."""
@@ -234,7 +234,7 @@ class Worker(Generic[B]):
                     threading.Thread(
                         target=self._serve, args=(queue, runner), name=f"dflash-request-{i}", daemon=True
                     )
-                    for i in range(1, self.places)
+                    for i in range(1, self.slots)
                 ]
                 try:
                     for thread in others:

@@ -38,7 +38,7 @@ def binding_schemas(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
 
 
 def unbound(request: ChatRequest | CompletionRequest) -> list[tuple[str, str]]:
-    """What the schemas that bind an answer say and no grammar can express: the schema, and the keywords' place in it."""
+    """What the schemas that bind an answer say and no grammar can express: the schema, and the keywords' path in it."""
     return [
         (label, what)
         for label, schema in binding_schemas(request).items()

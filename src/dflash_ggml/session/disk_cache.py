@@ -246,7 +246,7 @@ def _tensors(*snapshots: Snapshot) -> dict[str, NDArray]:
             tensors[f"{n}.logits"] = snapshot.logits
         groups |= {f"{n}.live": snapshot.live, f"{n}.rings": snapshot.rings}
     for name, parts in groups.items():
-        # an empty part has no place in the file
+        # an empty part is not stored in the file
         tensors |= {f"{name}.{i}": part.view(np.int8) for i, part in enumerate(parts) if part.size}
         tensors[f"{name}.parts"] = np.asarray([part.nbytes for part in parts] or [-1], np.int64)
     return {name: np.ascontiguousarray(data) for name, data in tensors.items()}

@@ -1,4 +1,4 @@
-"""Embedding of a text: the target's last hidden states, pooled."""
+"""Embedding of a sequence: the target's last hidden states, pooled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embed(
     pooling: Pooling = "mean",
     should_stop: Callable[[], bool] | None = None,
 ) -> NDArray[np.float32]:
-    """The hidden states after the output norm of a text of its own, pooled to float32 [n_embd]; "none": [n, n_embd].
+    """The hidden states after the output norm of a sequence of its own, pooled to float32 [n_embd]; "none": [n, n_embd].
 
     Not normalised. It is made between two steps, and leaves the slot's tokens and cached prefixes as they are. Zeros where it was
     stopped before the first token. Raises ContextOverflowError, ConfigError as the slot's `hidden_states` does.

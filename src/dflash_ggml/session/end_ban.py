@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class EndBan:
-    """Forbids `ends` while the whole text has fewer than `until` tokens (None: always). A Mask of decode.sampling."""
+    """Forbids `ends` while prompt and answer together have fewer than `until` tokens (None: always)."""
 
     def __init__(self, ends: Iterable[int], until: int | None) -> None:
         self._ends = np.fromiter(sorted(ends), np.int64)

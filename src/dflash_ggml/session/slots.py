@@ -155,9 +155,9 @@ class CachedSlot:
     def extend(self, ids: Sequence[int]) -> Iterator[Logits]:
         """Append tokens; yields the logits after each."""
         for at in range(0, len(ids), LOGITS_AT_ONCE):
-            rows: list[Logits] = []
-            self._append(ids[at : at + LOGITS_AT_ONCE], rows)
-            yield from rows
+            logits: list[Logits] = []
+            self._append(ids[at : at + LOGITS_AT_ONCE], logits)
+            yield from logits
 
     # ---- decoding
 

@@ -41,7 +41,7 @@ class StepReport:
         if tree is not None and tree.sources is not None:
             sources = tuple(tree.sources.tolist())
         names = ("draft", "tree", "verify", "commit", "host")
-        # what was copied and is not in the answer may be from the answer to somebody else
+        # what was copied and is not in the answer may be from the answer to another client
         hidden = {i for i, source in enumerate(sources) if source & 2 and i not in step.path}
         tokens = tuple(-1 if i in hidden else token for i, token in enumerate(tokens))
         return cls(
