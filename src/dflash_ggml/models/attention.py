@@ -26,11 +26,13 @@ def attention(
     kv_heads: int,
     head_dim: int,
     eps: float,
+    scale: float | None = None,
 ):
     """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n]. name: of the layer's tensors,
     up to `attn_`.
 
     With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or element.
+    scale: of scores, 1 / sqrt(head_dim) unless given.
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w
@@ -44,7 +46,7 @@ def attention(
     if normed:
         k = g.rms_norm(k, eps, w[name + "k_norm.weight"])
     k = rope.turn(g, k, columns.positions)
-    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
+    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered, scale)
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))

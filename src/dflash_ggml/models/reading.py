@@ -79,9 +79,10 @@ class Keys:
                 raise self.file.error(f"key {key!r}: {self.file.metadata.get(key)}, not {expected}")
 
 
-def windows(keys: Keys, n: int, period: int = 0) -> tuple[int | None, ...]:
+def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[int | None, ...]:
     """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of those that
-    have not, `period` where the file does not say (0: all have it)."""
+    have not, `period` where the file does not say (0: all have it). last: of a period the last layer sees everything, not the
+    first."""
     window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
     if not window:
         return (None,) * n
@@ -92,7 +93,7 @@ def windows(keys: Keys, n: int, period: int = 0) -> tuple[int | None, ...]:
             raise keys.file.error(f"key {key!r} has {len(pattern)} entries (expected {n})")
         return tuple(window if is_window else None for is_window in pattern)
     period = keys.count("attention.sliding_window_pattern", MAX_LAYERS, default=period)
-    return tuple(window if not period or i % period else None for i in range(n))
+    return tuple(window if not period or (i + last) % period else None for i in range(n))
 
 
 def vocabulary_size(file: GGUFFile) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .gemma3 import Gemma3
 from .laguna import Laguna
 from .llama import Llama
 from .qwen3 import Qwen3
@@ -20,6 +21,7 @@ TARGETS: dict[str, type[Target]] = {
     "qwen3moe": Qwen3Moe,
     "laguna": Laguna,
     "llama": Llama,
+    "gemma3": Gemma3,
 }
 
 # parts of architectures that people name by mistake, and what to do
