@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rows only": ({"kv_toy": True}, {}),
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
+    "gemma3": ({"kv_toy": True, **kv_toys.VARIANTS[63]}, {}),
 }
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

@@ -49,6 +49,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "yarn": 4.0,
         "n_kv_heads": 1,
     },
+    "gemma3": {
+        "arch": "gemma3",
+        "n_layers": 7,
+        "period": 6,
+        "window": 40,
+        "head_dim": 256,
+        "linear": 8.0,
+        "tied": True,
+    },
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 256, "draft_layers": 2}
 # root mean square of a row's difference as a part of the row's deviation: of most rows, and of any, since two experts that score

@@ -141,7 +141,7 @@ def windows(seed: int, folder: Path) -> str:
         return values[int(rng.integers(len(values)))]
 
     layers, kv_heads, n_experts = (int(n) for n in rng.integers(1, 6, 3))
-    head_dim, arch = one(2, 4, 8, 16, 32, 64, 128), one("qwen3", "qwen3moe", "laguna", "laguna", "laguna")
+    head_dim, arch = one(2, 4, 8, 16, 32, 64, 128), one("qwen3", "qwen3moe", "laguna", "laguna", "gemma3")
     width = one(8, 24, 32, 64, 96)
     draft = {
         "normed_taps": bool(one(False, True)),

@@ -28,6 +28,9 @@ class KvToy:
     dense, others have experts. beta, attention: of YaRN.
     Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs
     beyond `n_ctx_first`. sliding: every layer has a window.
+    Of `gemma3`: period of the layers that see everything, the last of each (0: all do), whose positions `linear` and `yarn`
+    stretch; `window` and `window_theta` of the others. listed: how the file says which: as a list, by the period, or not at all
+    (None), which is 6. softcap: of the logits.
     """
 
     arch: str = "qwen3"
@@ -68,13 +71,17 @@ class KvToy:
     linear: float | None = None
     factor: float | None = None
     sliding: bool = False
+    listed: bool | None = True
+    softcap: float | None = None
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
-        return self.window_heads if self.has_window(layer) else self.n_heads
+        return self.window_heads if self.has_window(layer) and self.arch == "laguna" else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        return self.sliding or (self.arch == "laguna" and self.period > 0 and layer % self.period != 0)
+        if self.arch not in ("laguna", "gemma3") or not self.period:
+            return self.sliding
+        return (layer + (self.arch == "gemma3")) % self.period != 0
 
 
 # seed -> fields of `KvToy`
@@ -117,6 +124,19 @@ VARIANTS: dict[int, dict[str, Any]] = {
     44: {"arch": "llama", "window": 30, "window_heads": 4, "sliding": True},
     45: {"arch": "llama", "yarn": 4.0},
     46: {"arch": "llama", "tied": True, "mix": 3.0, "n_layers": 3},
+    61: {
+        "arch": "gemma3",
+        "n_layers": 7,
+        "period": 6,
+        "listed": None,
+        "tied": True,
+        "theta": 1e6,
+        "n_kv_heads": 1,
+    },
+    62: {"arch": "gemma3", "period": 3, "linear": 8.0, "n_heads": 8, "head_dim": 16, "window": 30},
+    63: {"arch": "gemma3", "period": 2, "listed": False, "softcap": 12.0, "window": 7},
+    64: {"arch": "gemma3", "n_layers": 62, "period": 6, "n_ff": 48, "mix": 0.15, "sharp": 2.0},
+    65: {"arch": "gemma3", "period": 0, "yarn": 4.0},
 }
 
 
@@ -176,6 +196,8 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
         writer.add_float32(f"{toy.arch}.rope.scaling.factor", toy.linear)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
+    if toy.arch == "gemma3":
+        _gemma_metadata(writer, toy)
     if toy.arch == "llama":
         writer.add_rope_dimension_count(toy.head_dim)
         if toy.sliding:
@@ -207,6 +229,19 @@ def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(toy.scale)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _gemma_metadata(writer: GGUFWriter, toy: KvToy) -> None:
+    if toy.period:
+        writer.add_sliding_window(toy.window)
+        if toy.listed:
+            writer.add_sliding_window_pattern([toy.has_window(i) for i in range(toy.n_layers)])
+        elif toy.listed is not None:
+            writer.add_sliding_window_pattern(toy.period)
+        if toy.window_theta != 1e4:
+            writer.add_rope_freq_base_swa(toy.window_theta)
+    if toy.softcap is not None:
+        writer.add_final_logit_softcapping(toy.softcap)
 
 
 def _laguna_tokenizer(writer: GGUFWriter, toy: KvToy) -> None:
@@ -263,6 +298,8 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
         "attn_q_norm.weight": toy.sharp * _norm(rng, toy.head_dim),
         "attn_k_norm.weight": _norm(rng, toy.head_dim),
     }
+    if toy.arch == "gemma3":
+        tensors |= {f"post_{x}_norm.weight": toy.mix * _norm(rng, d) for x in ("attention", "ffw")}
     if toy.arch == "llama":
         for x in "qk":
             del tensors[f"attn_{x}_norm.weight"]
