@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..files.gguf import GGUFFile
 from .gemma3 import Gemma3
+from .gemma4 import Gemma4
 from .laguna import Laguna
 from .llama import Llama
 from .qwen3 import Qwen3
@@ -22,6 +23,7 @@ TARGETS: dict[str, type[Target]] = {
     "laguna": Laguna,
     "llama": Llama,
     "gemma3": Gemma3,
+    "gemma4": Gemma4,
 }
 
 # parts of architectures that people name by mistake, and what to do
