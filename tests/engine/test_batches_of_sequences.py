@@ -40,6 +40,8 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rows only": ({"kv_toy": True}, {}),
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
     "gemma3": ({"kv_toy": True, **kv_toys.VARIANTS[63]}, {}),
+    "shared rows": ({"kv_toy": True, **kv_toys.VARIANTS[86]}, {}),
+    "gemma4's experts": ({"kv_toy": True, **kv_toys.VARIANTS[73]}, {"n_cpu_moe": 2}),
 }
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

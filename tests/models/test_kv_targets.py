@@ -64,7 +64,7 @@ def test_logits_and_greedy_text(
     atol = 3e-4
     if kv_toys.VARIANTS[case.seed].get("arch", "").startswith("gemma"):
         if case.oracle == "llama.cpp":
-            atol = 3e-3
+            atol = 1e-2
         else:
             monkeypatch.setattr(Operations, "gelu", exact_gelu)
             monkeypatch.setattr(Operations, "geglu", lambda g, gate, up: g.mul(exact_gelu(g, gate), up))
