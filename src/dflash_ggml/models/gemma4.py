@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
@@ -50,8 +50,6 @@ class Gemma4(Target):
     n_own: layers from the first on that have keys and values; the others see those of the last of their kind. n_per_layer: P, 0
     without. softcap: what logits bend towards, 0 for none.
     """
-
-    longest_answer: ClassVar[int] = 32_768
 
     n_layers: int
     n_embd: int

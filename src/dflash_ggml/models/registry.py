@@ -31,6 +31,8 @@ _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
+    ("assistant", "this is a draft, of a kind that is not supported"),
+    ("gemma", "of the Gemma models Gemma 3 and 4 are supported"),
     ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 

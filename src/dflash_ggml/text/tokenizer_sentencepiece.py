@@ -32,8 +32,9 @@ class SentencePiece:
         for text, i in ids.items():
             if joinable[i]:
                 for cut in range(1, len(text)):
-                    left, right = ids.get(text[:cut]), ids.get(text[cut:])
-                    if left is not None and right is not None and joinable[left] and joinable[right]:
+                    if (left := ids.get(text[:cut])) is None or (right := ids.get(text[cut:])) is None:
+                        continue
+                    if joinable[left] and joinable[right]:
                         merges.append((-self.scores[i], i, left, right, cut))
         merges.sort()
         texts = {i: text for text, i in ids.items()}
