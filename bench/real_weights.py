@@ -111,43 +111,61 @@ def by_transformers(a: argparse.Namespace) -> np.ndarray:
     import torch
     from gguf import GGUFReader
     from gguf.quants import dequantize
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
     reader = GGUFReader(a.model)
-    field = lambda key: reader.fields[f"llama.{key}"].contents()  # noqa: E731
+    arch = reader.fields["general.architecture"].contents()
+    field = lambda key: reader.fields[f"{arch}.{key}"].contents()  # noqa: E731
     weights = {
         t.name: dequantize(t.data, t.tensor_type).reshape(t.shape[::-1].tolist()) for t in reader.tensors
     }
     heads, d = field("attention.head_count"), field("embedding_length")
-    config = LlamaConfig(
-        vocab_size=len(weights["token_embd.weight"]),
-        hidden_size=d,
-        intermediate_size=field("feed_forward_length"),
-        num_hidden_layers=field("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=field("attention.head_count_kv"),
-        rms_norm_eps=field("attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": field("rope.freq_base")},
-        max_position_embeddings=field("context_length"),
-        tie_word_embeddings="output.weight" not in weights,
-    )
+    sizes = {
+        "vocab_size": len(weights["token_embd.weight"]),
+        "hidden_size": d,
+        "intermediate_size": field("feed_forward_length"),
+        "num_hidden_layers": field("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("attention.head_count_kv"),
+        "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": field("context_length"),
+        "tie_word_embeddings": "output.weight" not in weights,
+    }
+    rope = {"rope_type": "default", "rope_theta": field("rope.freq_base")}
+    if arch == "gemma3":
+        kind = Gemma3ForCausalLM
+        ropes = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 10000.0}}
+        own = {"head_dim": field("attention.key_length"), "sliding_window": field("attention.sliding_window")}
+        config = Gemma3TextConfig(
+            **sizes, **own, rope_parameters=ropes, query_pre_attn_scalar=own["head_dim"]
+        )
+    else:
+        kind, config = LlamaForCausalLM, LlamaConfig(**sizes, rope_parameters=rope)
     names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
     parts = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
     parts |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {"attn_output": "self_attn.o_proj"}
     parts |= {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+    if arch == "gemma3":  # checkpoints have norms less one
+        parts |= {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+        parts["post_attention_norm"] = "post_attention_layernorm"
+        parts |= {f"attn_{x}_norm": f"self_attn.{x}_norm" for x in "qk"}
+        weights = {name: x - 1 if "norm" in name else x for name, x in weights.items()}
     state = {}
     for name, x in weights.items():
         stem = name.removesuffix(".weight")
         if stem.startswith("blk."):
             _, layer, part = stem.split(".")
-            if part in ("attn_q", "attn_k"):  # pairs that turn together lie half a head apart in checkpoints
+            if arch == "llama" and part in (
+                "attn_q",
+                "attn_k",
+            ):  # pairs that turn together lie half a head apart in checkpoints
                 x = x.reshape(-1, d // heads // 2, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
             state[f"model.layers.{layer}.{parts[part]}.weight"] = x
         else:
             state[f"{names[stem]}.weight"] = x
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     torch.set_num_threads(a.threads)
-    model = LlamaForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager")
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x, np.float32)) for name, x in state.items()}
     model.load_state_dict(tensors, strict=True)
     with torch.no_grad():

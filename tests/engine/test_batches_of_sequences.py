@@ -41,6 +41,9 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rings": ({"kv_toy": True, **kv_toys.VARIANTS[32]}, {}),
     "sinks": ({"kv_toy": True, **kv_toys.VARIANTS[51]}, {}),
     "sinks, experts with the host": ({"kv_toy": True, **kv_toys.VARIANTS[51]}, {"n_cpu_moe": 2}),
+    "gemma3": ({"kv_toy": True, **kv_toys.VARIANTS[63]}, {}),
+    "shared rows": ({"kv_toy": True, **kv_toys.VARIANTS[86]}, {}),
+    "gemma4's experts": ({"kv_toy": True, **kv_toys.VARIANTS[73]}, {"n_cpu_moe": 2}),
 }
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},

@@ -50,6 +50,43 @@ KINDS: dict[str, dict[str, Any]] = {
         "n_kv_heads": 1,
     },
     "gpt-oss": {"arch": "gpt-oss", "period": 2, "window": 40, "head_dim": 64, "yarn": 32.0},
+    "gemma3": {
+        "arch": "gemma3",
+        "n_layers": 7,
+        "period": 6,
+        "window": 40,
+        "head_dim": 256,
+        "linear": 8.0,
+        "tied": True,
+    },
+    "gemma4": {
+        "arch": "gemma4",
+        "period": 2,
+        "window": 40,
+        "head_dim": 256,
+        "full_dim": 512,
+        "k_is_v": True,
+        "softcap": 30.0,
+    },
+    "gemma4-shared": {
+        "arch": "gemma4",
+        "n_layers": 6,
+        "period": 3,
+        "window": 40,
+        "n_kv_heads": 1,
+        "full_dim": 256,
+        "per_layer": 32,
+        "sharing": 3,
+        "softcap": 30.0,
+    },
+    "gemma4-experts": {
+        "arch": "gemma4",
+        "period": 2,
+        "window": 40,
+        "full_dim": 256,
+        "mixture": True,
+        "softcap": 30.0,
+    },
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 256, "draft_layers": 2}
 # root mean square of a row's difference as a part of the row's deviation: of most rows, and of any, since two experts that score

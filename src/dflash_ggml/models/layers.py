@@ -142,12 +142,19 @@ def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):
     return product(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
 
+def geglu(g: Graph, w: Mapping[str, Any], name: str, y):
+    """The feed-forward layer down(gelu(gate y) * up y); y [D, n] -> [D, n]."""
+    gate, up = products(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
+    return product(g, w, f"{name}ffn_down", g.geglu(gate, up))
+
+
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One feed-forward layer, `n_ff` wide, that every token goes through whole."""
+    """One feed-forward layer, `n_ff` wide, that every token goes through whole. gelu: its activation, instead of SiLU."""
 
     n_embd: int
     n_ff: int
+    gelu: bool = False
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """See FeedForward."""
@@ -156,7 +163,7 @@ class Dense:
 
     def build(self, g: Graph, w: Mapping[str, Any], name: str, y):
         """See FeedForward."""
-        return swiglu(g, w, name, y)
+        return (geglu if self.gelu else swiglu)(g, w, name, y)
 
     @property
     def per_column(self) -> int:
@@ -246,16 +253,20 @@ def gated_delta_net(
     return product(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
 
 
-def declare_outputs(g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float, batch: Batch) -> None:
+def declare_outputs(
+    g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float, batch: Batch, softcap: float = 0.0
+) -> None:
     """Declare what the batch asks of the residual columns x [D, n]: hidden, after the norm; else logits [n_vocab, n], or of the
-    last column alone, and choice, their argmax; with a reduction also reduced [3 k + watched + blocks, n]."""
+    last column alone, and choice, their argmax; with a reduction also reduced [3 k + watched + blocks, n]. softcap: what logits
+    bend towards (see `Graph.softcap`), 0 for none."""
     if batch.outputs == "hidden":
         g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
         return
     if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
         x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
     x = g.rms_norm(x, eps, w["output_norm.weight"])
-    logits = g.output(product(g, w, head_name.removesuffix(".weight"), x), "logits")
+    logits = product(g, w, head_name.removesuffix(".weight"), x)
+    logits = g.output(g.softcap(logits, softcap) if softcap else logits, "logits")
     g.output(g.argmax(logits), "choice")
     if batch.reduction is not None:
         g.output(reduced_logits(g, logits, batch.reduction), "reduced")

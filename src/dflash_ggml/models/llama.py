@@ -33,7 +33,7 @@ class Llama(Qwen3):
     seen: tuple[int | None, ...] = ()
 
     @classmethod
-    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
+    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
         file, experts = keys.file, "expert_count"
         has_experts = bool(keys.has(experts) and keys.count(experts, low=0))
         keys.hold(

@@ -33,6 +33,7 @@ class Qwen3(Target):
     positions."""
 
     normed: ClassVar[bool] = True  # queries and keys, per head
+    normed_behind: ClassVar[bool] = False  # what attention and feed-forward layers say
     biased: ClassVar[bool] = False  # matrices may have biases beside them
     second_norm: ClassVar[str] = "ffn_norm.weight"  # of what enters a feed-forward layer
 
@@ -65,7 +66,7 @@ class Qwen3(Target):
             n_kv_heads=keys.one("attention.head_count_kv", MAX_HEADS, default=n_heads, n=n),
             head_dim=keys.count("attention.key_length", default=n_embd // n_heads),
             rope_theta=keys.number("rope.freq_base", default=10000.0),
-            **cls._read_positions(keys, n),
+            **cls._read_own(keys, n),
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
             n_ctx_train=keys.count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
@@ -104,8 +105,8 @@ class Qwen3(Target):
         return False
 
     @classmethod
-    def _read_positions(cls, keys: Keys, n: int) -> dict[str, Any]:
-        """The fields that say how positions turn heads, and what a column sees; n: layers."""
+    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
+        """The fields that say how positions turn heads, what a column sees, and what else relatives have; n: layers."""
         return {"yarn": read_yarn(keys.file, f"{keys.arch}.rope.scaling.")}
 
     @classmethod
@@ -132,6 +133,8 @@ class Qwen3(Target):
             **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, normed=self.normed),
             self.second_norm: (d,),
         }
+        if self.normed_behind:
+            layer |= {"post_attention_norm.weight": (d,), "post_ffw_norm.weight": (d,)}
         ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
         for i in range(self.n_layers):
             block = layer | ffn[i in self.joined]
@@ -147,6 +150,25 @@ class Qwen3(Target):
     def rope(self, weights: Mapping[str, Any]) -> Rope:
         """How positions turn the heads."""
         return Rope(self.head_dim, self.rope_theta, self.yarn)
+
+    def rope_window(self, weights: Mapping[str, Any]) -> Rope:
+        """The same of layers with a window."""
+        return self.rope(weights)
+
+    @property
+    def embedding_scale(self) -> float:
+        """What embeddings are multiplied with."""
+        return 1.0
+
+    @property
+    def attention_scale(self) -> float | None:
+        """What scores are multiplied with; None: 1 / sqrt(head_dim)."""
+        return None
+
+    @property
+    def softcap(self) -> float:
+        """What logits bend towards, 0 for none."""
+        return 0.0
 
     def state_spec(self) -> StateSpec:
         """K/V of every layer, of those with a window in a ring."""
@@ -171,22 +193,35 @@ class Qwen3(Target):
         )
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
-        rope = self.rope(w)
+        rope, rope_window = self.rope(w), self.rope_window(w)
         near = {
             ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
             for ring in state.rings
         }
-        sizes = {"heads": self.n_heads, "kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
+        sizes: dict[str, Any] = {
+            "heads": self.n_heads,
+            "kv_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+        }
+        sizes |= {"eps": eps, "scale": self.attention_scale}
         x = g.get_rows(w["token_embd.weight"], columns.ids)
+        if self.embedding_scale != 1:
+            x = g.scale(x, self.embedding_scale)
         for i, window in enumerate(self.windows):
             name, seen = f"blk.{i}.", columns if window is None else near[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
-            y = attention(g, w, name + "attn_", y, seen, state.cache(i), rope, **sizes, eps=eps)
+            turns = rope if window is None else rope_window
+            y = attention(g, w, name + "attn_", y, seen, state.cache(i), turns, **sizes)
             taps.settle()
+            if self.normed_behind:
+                y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + self.second_norm])
-            x = g.add(self.ffn.build(g, w, name, y), x)
+            y = self.ffn.build(g, w, name, y)
+            if self.normed_behind:
+                y = g.rms_norm(y, eps, w[name + "post_ffw_norm.weight"])
+            x = g.add(y, x)
             taps.take(i, x)
         taps.finish()
-        declare_outputs(g, w, self.head_name, x, eps, batch)
+        declare_outputs(g, w, self.head_name, x, eps, batch, self.softcap)
         return g

@@ -81,7 +81,8 @@ class Keys:
 
 def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[int | None, ...]:
     """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of those that
-    have not, `period` where the file does not say (0: all have it), each from its first layer on, or with its `last` one."""
+    have not, `period` where the file does not say (0: all have it). last: of a period the last layer sees everything, not the
+    first."""
     window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
     if not window:
         return (None,) * n

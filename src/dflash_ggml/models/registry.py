@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..files.gguf import GGUFFile
+from .gemma3 import Gemma3
+from .gemma4 import Gemma4
 from .gpt_oss import GptOss
 from .laguna import Laguna
 from .llama import Llama
@@ -22,6 +24,8 @@ TARGETS: dict[str, type[Target]] = {
     "laguna": Laguna,
     "llama": Llama,
     "gpt-oss": GptOss,
+    "gemma3": Gemma3,
+    "gemma4": Gemma4,
 }
 
 # parts of architectures that people name by mistake, and what to do
@@ -30,6 +34,8 @@ _OTHERS = (
     ("dflash", "this is a draft, name it with -md and its target with -m"),
     ("eagle", "this is a draft, of a kind that is not supported"),
     ("gptoss", "Ollama's own form of gpt-oss is not supported, take a GGUF file of architecture 'gpt-oss'"),
+    ("assistant", "this is a draft, of a kind that is not supported"),
+    ("gemma", "of the Gemma models Gemma 3 and 4 are supported"),
     ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 

@@ -57,17 +57,20 @@ class LayerCache:
         values = g.expand(g.set_rows(self.values, self.rotation.of_values(g, v), rows))
         return replace(self, keys=keys, values=values)
 
-    def attend(self, g: Graph, q, attention: Callable[..., Any], n_kv: int, rows=None):
+    def attend(
+        self, g: Graph, q, attention: Callable[..., Any], n_kv: int, rows=None, scale: float | None = None
+    ):
         """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows, or over `rows`, int32 [m] -> [head_dim, heads,
         n].
 
-        attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in Graph.attention.
+        attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in Graph.attention. scale: of
+        scores, 1 / sqrt(head_dim) unless given.
         """
         both, n = (self.keys, self.values), n_kv
         if rows is not None:
             both, n = tuple(_gathered(g, t, rows) for t in both), rows.ne[0]
         keys, values = (g.heads(t, q.ne[0], n) for t in both)
-        o = attention(g, g.permute(q, 0, 2, 1, 3), keys, values, q.ne[0] ** -0.5)
+        o = attention(g, g.permute(q, 0, 2, 1, 3), keys, values, q.ne[0] ** -0.5 if scale is None else scale)
         return self.rotation.of_values(g, o)
 
 

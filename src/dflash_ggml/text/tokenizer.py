@@ -68,6 +68,8 @@ END_TEXTS = (
     "<|return|>",
     "<|call|>",
     "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
     "<|fim_pad|>",
     "<|repo_name|>",
     "<|file_sep|>",
@@ -158,9 +160,9 @@ class Tokenizer:
     def from_gguf(cls, file: GGUFFile, *, nfc: bool = False) -> Tokenizer:
         """Build from the `tokenizer.*` keys. Raises `ModelFileError` for missing, damaged or unknown ones."""
         kind = file.require("tokenizer.ggml.model", str)
-        if kind not in ("gpt2", "llama"):
+        if kind not in ("gpt2", "llama", "gemma4"):
             raise file.error(
-                f"key 'tokenizer.ggml.model': {kind!r} is not supported (expected 'gpt2' or 'llama')"
+                f"key 'tokenizer.ggml.model': {kind!r} is not supported (expected 'gpt2', 'llama' or 'gemma4')"
             )
         pre = file.require("tokenizer.ggml.pre", str) if kind == "gpt2" else ""
         if pre and _ALIASES.get(pre, pre) not in PRE_TOKENIZERS:
@@ -168,7 +170,7 @@ class Tokenizer:
             raise file.error(f"key 'tokenizer.ggml.pre': {pre!r} is not supported (expected one of {known})")
         tokens = file.require_array("tokenizer.ggml.tokens", str)
         types = file.require_array("tokenizer.ggml.token_type", int)
-        merges = file.require_array("tokenizer.ggml.merges", str) if kind == "gpt2" else ()
+        merges = file.require_array("tokenizer.ggml.merges", str) if kind != "llama" else ()
         if not tokens or len(types) != len(tokens):
             raise file.error(f"key 'tokenizer.ggml.token_type': {len(types)} types for {len(tokens)} tokens")
         if min(types) < 0 or max(types) > BYTE:
@@ -180,6 +182,8 @@ class Tokenizer:
                 raise file.error(f"key 'tokenizer.ggml.scores': expected {len(tokens)} finite numbers")
             prefix = file.get("tokenizer.ggml.add_space_prefix", bool)
             sentencepiece = SentencePiece(scores, prefix is not False)
+        elif kind == "gemma4":
+            sentencepiece = SentencePiece((), False, merges)
         special = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in SPECIAL_NAMES}
         if kind == "llama":  # as SentencePiece numbers them
             special |= {
@@ -193,7 +197,7 @@ class Tokenizer:
                 merges,
                 pre,
                 special_ids={name: i for name, i in special.items() if i is not None},
-                add_bos=kind == "llama" or pre in _WHOLE_WORDS if add_bos is None else add_bos,
+                add_bos=kind != "gpt2" or pre in _WHOLE_WORDS if add_bos is None else add_bos,
                 chat_template=file.get("tokenizer.chat_template", str),
                 nfc=nfc,
                 sentencepiece=sentencepiece,
@@ -293,7 +297,10 @@ class Tokenizer:
     def _scored(self, sentencepiece: SentencePiece) -> models.BPE:
         joinable = [kind in (NORMAL, USER_DEFINED) for kind in self._types]
         unknown = next((text for text, kind in zip(self.tokens, self._types) if kind == UNKNOWN), None)
-        return sentencepiece.model(self._ids, joinable, unknown)
+        try:
+            return sentencepiece.model(self._ids, joinable, unknown)
+        except Exception as reason:  # noqa: BLE001 - the package raises nothing narrower
+            raise ConfigError(f"the merges do not fit the vocabulary ({reason})") from None
 
     def _engine(self, model: models.BPE, pre: str, nfc: bool) -> Engine:
         engine = Engine(model)
@@ -315,6 +322,14 @@ class Tokenizer:
             )
         for kind in (CONTROL, USER_DEFINED):
             texts = [self.tokens[i] for i, t in enumerate(self._types) if t == kind and self.tokens[i]]
+            if (
+                kind == USER_DEFINED
+                and self._sentencepiece is not None
+                and self._sentencepiece.merges is not None
+            ):
+                texts += [
+                    text for text in self.tokens if text and not text.strip("\n")
+                ]  # no merge makes them
             engine.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
         return engine
 

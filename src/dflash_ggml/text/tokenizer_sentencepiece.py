@@ -1,7 +1,7 @@
 """SentencePiece's BPE as files of `tokenizer.ggml.model` = `llama` hold it: scored pieces, a mark for spaces, bytes for the rest.
 
 A pair is joined if the result is a piece, the best score first. On the `tokenizers` package that is BPE whose merges are all
-ways to make a piece of two, by the score of what they make.
+ways to make a piece of two, by the score of what they make. Files of `gemma4` list the merges.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ SPACE = "\u2581"  # stands for a space
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """scores: of each token. space_prefix: a text, and what follows a special token, begins as if behind a space."""
+    """scores: of each token. space_prefix: a text, and what follows a special token, begins as if behind a space. merges: pairs
+    with a space between, best first, instead of the scores; none of them has a line end."""
 
     scores: Sequence[float]
     space_prefix: bool = True
+    merges: Sequence[str] | None = None
 
     def model(self, ids: Mapping[str, int], joinable: Sequence[bool], unknown: str | None) -> models.BPE:
         """The model over tokens `ids`; joinable: whether each may come of joining others, which control tokens never may."""
+        if self.merges is not None:
+            listed = [(first, second) for first, _, second in (merge.partition(" ") for merge in self.merges)]
+            return models.BPE(dict(ids), listed, unk_token=unknown, byte_fallback=True)
         merges = []
         for text, i in ids.items():
             if joinable[i]:
                 for cut in range(1, len(text)):
-                    left, right = ids.get(text[:cut]), ids.get(text[cut:])
-                    if left is not None and right is not None and joinable[left] and joinable[right]:
+                    if (left := ids.get(text[:cut])) is None or (right := ids.get(text[cut:])) is None:
+                        continue
+                    if joinable[left] and joinable[right]:
                         merges.append((-self.scores[i], i, left, right, cut))
         merges.sort()
         texts = {i: text for text, i in ids.items()}
@@ -40,9 +46,10 @@ class SentencePiece:
         marked = normalizers.Replace(" ", SPACE)
         return normalizers.Sequence([normalizers.Prepend(SPACE), marked]) if self.space_prefix else marked
 
-    @staticmethod
-    def splitter(texts: Sequence[str]) -> pre_tokenizers.PreTokenizer | None:
+    def splitter(self, texts: Sequence[str]) -> pre_tokenizers.PreTokenizer | None:
         """Splits into words where none of these tokens goes beyond one; a long text as a single word is slow."""
+        if self.merges is not None:
+            return pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
         if any(SPACE in text.lstrip(SPACE) for text in texts):
             return None
         return pre_tokenizers.Split(Regex(f"{SPACE}*[^{SPACE}]+|{SPACE}+"), "isolated")

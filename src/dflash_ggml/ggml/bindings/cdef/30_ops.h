@@ -13,6 +13,8 @@ struct ggml_tensor *ggml_fill(struct ggml_context *ctx, struct ggml_tensor *a, f
 struct ggml_tensor *ggml_softplus(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_sigmoid(struct ggml_context *ctx, struct ggml_tensor *a);
 struct ggml_tensor *ggml_silu(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_gelu(struct ggml_context *ctx, struct ggml_tensor *a);
+struct ggml_tensor *ggml_tanh(struct ggml_context *ctx, struct ggml_tensor *a);
 
 struct ggml_tensor *ggml_scale(struct ggml_context *ctx, struct ggml_tensor *a, float s);
 struct ggml_tensor *ggml_clamp(struct ggml_context *ctx, struct ggml_tensor *a, float min, float max);
@@ -29,6 +31,8 @@ struct ggml_tensor *ggml_swiglu_split(struct ggml_context *ctx, struct ggml_tens
     struct ggml_tensor *b);
 struct ggml_tensor *ggml_swiglu_oai(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b,
     float alpha, float limit);
+struct ggml_tensor *ggml_geglu_split(struct ggml_context *ctx, struct ggml_tensor *a,
+    struct ggml_tensor *b);
 
 struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *a, float eps);
 

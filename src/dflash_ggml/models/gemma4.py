@@ -1,0 +1,329 @@
+"""Target `gemma4`: Gemma 4, text only: 12B, 31B, 26B-A4B with experts beside the feed-forward layer, E2B and E4B with embeddings
+per layer and layers that share keys and values.
+
+Shapes are in ggml's order; D = embedding length, n = columns of a batch, P = width of a layer's own embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..files.gguf import GGUFFile
+from ..ggml.device import NARROW_COLUMNS
+from ..ggml.graph import Graph
+from ..state.kv import LayerCache
+from ..state.memory import padded
+from ..state.ring import TILE, Near
+from ..state.spec import KvLayer, StateSpec
+from ..state.state import TargetState
+from .checks import MAX_HEADS, MAX_LAYERS
+from .experts import Experts, mixture
+from .feed_forward import scale_shape
+from .layers import APPENDED, Columns, Taps, declare_outputs, geglu, product
+from .llama import FACTORS
+from .qwen3moe import MAX_EXPERTS
+from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
+from .rope import Rope, read_stretch
+from .target import Batch, Target
+from .tensors import outer_tensors
+
+_PERIOD = 6  # of the layers that see everything, where a file does not list them
+_TABLE = "per_layer_token_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What layers with a window, or those without, have alike. Of the latter the rope's pairs have divisors in the file."""
+
+    head_dim: int
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4(Target):
+    """Sizes of the model. Per layer: n_ff, heads, kv_heads, windows (see `windows`), valued (it has a matrix of values, else they
+    are the keys), scaled (its output is), mixed (experts stand beside its feed-forward layer), together (their gate and up are
+    one).
+
+    n_own: layers from the first on that have keys and values; the others see those of the last of their kind. n_per_layer: P, 0
+    without. softcap: what logits bend towards, 0 for none.
+    """
+
+    n_layers: int
+    n_embd: int
+    n_ff: tuple[int, ...]
+    n_vocab: int
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    valued: tuple[bool, ...]
+    scaled: tuple[bool, ...]
+    mixed: tuple[bool, ...]
+    together: tuple[bool, ...]
+    n_own: int
+    n_per_layer: int
+    full: Kind
+    near: Kind
+    experts: Experts | None
+    rms_eps: float
+    n_ctx_train: int
+    tied_head: bool
+    softcap: float
+    scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices
+
+    @property
+    def rope_theta(self) -> float:  # type: ignore[override]
+        """The base of the layers that see everything."""
+        return self.full.rope.theta
+
+    def kind(self, layer: int) -> Kind:
+        """Sizes of a layer's kind."""
+        return self.full if self.windows[layer] is None else self.near
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values a layer sees."""
+        own = range(min(layer + 1, self.n_own))
+        return next(i for i in reversed(own) if i == layer or self.windows[i] == self.windows[layer])
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> Gemma4:
+        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        keys = Keys(file)
+        n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
+        heads = keys.counts("attention.head_count", n, MAX_HEADS)
+        kv_heads = keys.counts("attention.head_count_kv", n, MAX_HEADS)
+        d = keys.count("attention.key_length")
+        d_near = keys.count("attention.key_length_swa", default=d)
+        n_near = keys.count("rope.dimension_count_swa", default=d_near)
+        n_own = n - keys.count("attention.shared_kv_layers", n - 1, 0, default=0)
+        seen = windows(keys, n, _PERIOD, last=True)
+        stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
+        cap, shared = "final_logit_softcapping", "attention.shared_kv_layers"
+        keys.hold(
+            (
+                "attention.head_count",
+                all(h % kv == 0 for h, kv in zip(heads, kv_heads)),
+                "multiples of head_count_kv",
+            ),
+            (
+                "attention.value_length",
+                keys.count("attention.value_length", default=d) == d,
+                f"the key length {d}",
+            ),
+            (
+                "attention.value_length_swa",
+                keys.count("attention.value_length_swa", default=d_near) == d_near,
+                f"the key length {d_near}",
+            ),
+            ("attention.key_length", d % 2 == 0, "even"),
+            (
+                "rope.dimension_count",
+                keys.count("rope.dimension_count", default=d) == d,
+                f"the whole head, {d}",
+            ),
+            ("rope.dimension_count_swa", n_near in range(2, d_near + 1, 2), "even, within a head"),
+            (
+                shared,
+                set(seen[n_own:]) <= set(seen[:n_own]),
+                "fewer, so that each kind of layer has one with keys",
+            ),
+        )
+        settle_scales(file)
+
+        def has(name: str) -> tuple[bool, ...]:
+            return tuple(f"blk.{i}.{name}" in file.tensors for i in range(n))
+
+        mixed = has("ffn_gate_inp.weight")
+        experts = None
+        if any(mixed):
+            n_experts = keys.count("expert_count", MAX_EXPERTS)
+            n_used = keys.one("expert_used_count", n_experts, n=n)
+            width = keys.one("expert_feed_forward_length", n=n)
+            experts = Experts(n_embd, n_experts, n_used, width, gelu=True)
+        params = cls(
+            n_layers=n,
+            n_embd=n_embd,
+            n_ff=keys.counts("feed_forward_length", n, 1 << 24),
+            n_vocab=vocabulary_size(file),
+            heads=heads,
+            kv_heads=kv_heads,
+            windows=seen,
+            valued=has("attn_v.weight"),
+            scaled=has("layer_output_scale.weight"),
+            mixed=mixed,
+            together=has("ffn_gate_up_exps.weight"),
+            n_own=n_own,
+            n_per_layer=keys.count("embedding_length_per_layer_input", low=0, default=0),
+            full=Kind(d, Rope(d, keys.number("rope.freq_base", default=10000.0), yarn, stretch)),
+            near=Kind(d_near, Rope(n_near, keys.number("rope.freq_base_swa", default=10000.0))),
+            experts=experts,
+            rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
+            n_ctx_train=keys.count("context_length", 1 << 31),
+            tied_head="output.weight" not in file.tensors,
+            softcap=keys.number(cap) if file.get(f"{keys.arch}.{cap}", float) else 0.0,
+        )
+        matrices = (
+            name for name, s in params.tensors().items() if len(s) > 1 and "ffn_gate_inp." not in name
+        )
+        params = replace(params, scales=scales_beside(file, matrices))
+        check_file(file, params.tensors(), params._ignored, floats="ffn_gate_inp.weight")
+        return params
+
+    def _ignored(self, name: str) -> bool:
+        """Keys and values of layers that see those of others."""
+        _, _, part = name.partition("blk.")
+        layer, _, part = part.partition(".")
+        return part.startswith(("attn_k", "attn_v")) and layer.isdigit() and int(layer) >= self.n_own
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape (ggml order) of every tensor that the graph uses."""
+        d, p = self.n_embd, self.n_per_layer
+        shapes = outer_tensors(d, self.n_vocab, self.tied_head)
+        if None in self.windows:
+            shapes[FACTORS] = (self.full.head_dim // 2,)
+        if p:
+            shapes |= {
+                _TABLE: (p * self.n_layers, self.n_vocab),
+                "per_layer_model_proj.weight": (d, p * self.n_layers),
+                "per_layer_proj_norm.weight": (p,),
+            }
+        for i in range(self.n_layers):
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in self._layer(i).items()}
+        for name in self.scales:
+            shapes[name] = scale_shape(shapes[name.removesuffix("scale") + "weight"])
+        return shapes
+
+    def _layer(self, i: int) -> dict[str, tuple[int, ...]]:
+        d, f, p, size = self.n_embd, self.n_ff[i], self.n_per_layer, self.kind(i).head_dim
+        q, kv = self.heads[i] * size, self.kv_heads[i] * size
+        shapes: dict[str, tuple[int, ...]] = {
+            "attn_norm.weight": (d,),
+            "attn_q.weight": (d, q),
+            "attn_q_norm.weight": (size,),
+            "attn_output.weight": (q, d),
+            "post_attention_norm.weight": (d,),
+            "ffn_norm.weight": (d,),
+            "ffn_gate.weight": (d, f),
+            "ffn_up.weight": (d, f),
+            "ffn_down.weight": (f, d),
+            "post_ffw_norm.weight": (d,),
+        }
+        if i < self.n_own:
+            shapes |= {"attn_k.weight": (d, kv), "attn_k_norm.weight": (size,)}
+            if self.valued[i]:
+                shapes["attn_v.weight"] = (d, kv)
+        if self.scaled[i]:
+            shapes["layer_output_scale.weight"] = (1,)
+        if p:
+            shapes |= {"inp_gate.weight": (d, p), "proj.weight": (p, d), "post_norm.weight": (d,)}
+        if self.mixed[i] and self.experts is not None:
+            shapes |= {"ffn_gate_inp.scale": (d,), **self.experts.tensors(self.together[i])}
+            norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
+            shapes |= {f"{name}.weight": (d,) for name in norms}
+        return shapes
+
+    def state_spec(self) -> StateSpec:
+        """K/V of the layers that have their own, of those with a window in a ring."""
+        own = range(self.n_own)
+        return StateSpec(
+            tuple(KvLayer(self.kv_heads[i], self.kind(i).head_dim, self.windows[i]) for i in own)
+        )
+
+    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
+        """The widest layer, the embeddings of all layers, the rows of a window, the features, and the mask of a pass of few
+        columns."""
+        layers = range(self.n_layers)
+        q = max(self.heads[i] * self.kind(i).head_dim for i in layers)
+        kv = max(self.kv_heads[i] * self.kind(i).head_dim for i in layers)
+        experts = self.experts.per_column + 2 * self.n_embd if self.experts else 0
+        per_column = 3 * max(self.n_ff) + experts + (5 + n_taps) * self.n_embd + 3 * q + 4 * kv
+        per_column += 3 * self.n_per_layer * self.n_layers
+        window = max((w for w in self.windows if w is not None), default=0)
+        gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
+        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
+        return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
+
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+        """See Target.build. Of layers with a window also the inputs of their rings."""
+        experts = self.experts.nodes if self.experts else 0
+        g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
+        columns = Columns(g, batch)
+        taps = Taps(g, batch, columns, state)
+        near = {
+            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
+            for ring in state.rings
+        }
+        factors = w.get(FACTORS)
+        x = g.scale(g.get_rows(w["token_embd.weight"], columns.ids), self.n_embd**0.5)
+        own = self._own_embeddings(g, w, columns.ids, x) if self.n_per_layer else None
+        caches: list[LayerCache] = []
+        for i, window in enumerate(self.windows):
+            name, source = f"blk.{i}.", self.source(i)
+            y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
+            cache = state.cache(i) if source == i else caches[source]
+            rope = self.full.rope._replace(factors=factors) if window is None else self.near.rope
+            seen = columns if window is None else near[window]
+            y, cache = self._attention(g, w, i, y, seen, cache, rope)
+            caches.append(cache)
+            taps.settle()
+            x = g.add(g.rms_norm(y, eps, w[name + "post_attention_norm.weight"]), x)
+            y = g.rms_norm(self._ffn(g, w, i, x), eps, w[name + "post_ffw_norm.weight"])
+            x = g.add(y, x)
+            if own is not None:
+                y = g.gelu(product(g, w, name + "inp_gate", x))
+                y = g.mul(y, g.view(own, (own.ne[0], own.ne[2]), (own.nb[2],), offset=i * own.nb[1]))
+                x = g.add(g.rms_norm(product(g, w, name + "proj", y), eps, w[name + "post_norm.weight"]), x)
+            if self.scaled[i]:
+                x = g.mul(x, w[name + "layer_output_scale.weight"])
+            taps.take(i, x)
+        taps.finish()
+        declare_outputs(g, w, self.head_name, x, eps, batch, self.softcap)
+        return g
+
+    def _own_embeddings(self, g: Graph, w: Mapping[str, Any], ids, x):
+        """What each layer has of its own of the tokens, by table and from their embeddings x [D, n]: [P, layers, n]."""
+        p, n = self.n_per_layer, x.ne[1]
+        table = g.scale(g.reshape(g.get_rows(w[_TABLE], ids), p, self.n_layers, n), p**0.5)
+        made = g.reshape(product(g, w, "per_layer_model_proj", x), p, self.n_layers, n)
+        made = g.rms_norm(g.scale(made, self.n_embd**-0.5), self.rms_eps, w["per_layer_proj_norm.weight"])
+        return g.expand(g.scale(g.add(made, table), 0.5**0.5))
+
+    def _attention(
+        self,
+        g: Graph,
+        w: Mapping[str, Any],
+        i: int,
+        y,
+        columns: Columns | Near,
+        cache: LayerCache,
+        rope: Rope,
+    ) -> tuple[Any, LayerCache]:
+        """Attention over the cache, to which the columns' rows are written first if it is the layer's own; y [D, n] -> [D, n],
+        and the cache behind that. Values are normalised, scores not scaled."""
+        d, n, heads, kv_heads = self.kind(i).head_dim, columns.n, self.heads[i], self.kv_heads[i]
+        name = f"blk.{i}.attn_"
+        q = g.reshape(g.expand(product(g, w, name + "q", y)), d, heads, n)
+        if i < self.n_own:
+            k = g.reshape(g.expand(product(g, w, name + "k", y)), d, kv_heads, n)
+            v = g.reshape(g.expand(product(g, w, name + "v", y)), d, kv_heads, n) if self.valued[i] else k
+            v = g.reshape(g.rms_norm(v, self.rms_eps), d * kv_heads, n)
+            k = rope.turn(g, g.rms_norm(k, self.rms_eps, w[name + "k_norm.weight"]), columns.positions)
+            cache = cache.write(g, k, v, columns.rows)
+        q = rope.turn(g, g.rms_norm(q, self.rms_eps, w[name + "q_norm.weight"]), columns.positions)
+        q = cache.queries(g, q)
+        o = cache.attend(g, q, columns.attend, columns.n_kv, columns.gathered, scale=1.0)
+        return product(g, w, name + "output", g.reshape(o, d * heads, n)), cache
+
+    def _ffn(self, g: Graph, w: Mapping[str, Any], i: int, x):
+        """The feed-forward layer of x [D, n] before its last norm, and what experts add to it -> [D, n]."""
+        name, eps = f"blk.{i}.", self.rms_eps
+        y = geglu(g, w, name, g.rms_norm(x, eps, w[name + "ffn_norm.weight"]))
+        if not self.mixed[i] or self.experts is None:
+            return y
+        y = g.rms_norm(y, eps, w[name + "post_ffw_norm_1.weight"])
+        routed = g.mul(g.scale(g.rms_norm(x, eps), self.n_embd**-0.5), w[name + "ffn_gate_inp.scale"])
+        inner = g.rms_norm(x, eps, w[name + "pre_ffw_norm_2.weight"])
+        z = mixture(g, w, name, inner, self.experts, routed)
+        return g.add(y, g.rms_norm(z, eps, w[name + "post_ffw_norm_2.weight"]))
