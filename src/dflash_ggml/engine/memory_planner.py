@@ -168,7 +168,7 @@ def memory_needs(
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
     kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
-        device.host = _open_cpu(config)
+        device.join(_open_cpu(config), is_host=True)
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
     weights = Weights(device, target.sources(file) if sources is None else sources, kept=kept)
