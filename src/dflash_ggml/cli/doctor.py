@@ -167,7 +167,8 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.memory_planner import choose_device, fitting_needs, layers_to_keep, memory_free
+    from ..engine.memory_planner import fitting_needs, free_on_sides, layers_to_keep
+    from ..engine.placement import choose_device
     from ..ggml.stock import lacking
 
     try:
@@ -178,7 +179,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
             with closing(wanted.weights):
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")
-                free = memory_free(device, config.gpu_memory)
+                free = free_on_sides(device, config.gpu_memory)
                 kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
                 n_ctx = memory.n_ctx
                 layers = 0 if memory.fits else layers_to_keep(device, config, file, target, draft, wanted)

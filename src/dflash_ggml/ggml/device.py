@@ -219,6 +219,7 @@ class Device:
         self.sides: list[Device] = [self]
         self.index, self.main = 0, self
         self.host: Device | None = None  # the side that is a CPU with weights of its own
+        self.has_layers = True
         self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
         self.locked: list[
             tuple[int, int]
@@ -270,16 +271,25 @@ class Device:
         host = self.main.host
         return self.buffer_type if host is None else host.buffer_type
 
-    def join(self, other: Device, is_host: bool = False) -> Device:
+    def join(self, other: Device, is_host: bool = False, has_layers: bool = True) -> Device:
         """Let another device share the graphs of this one, which are cut where tensors cross between them, and be closed with it.
 
-        is_host: it is the CPU that computes with weights which stay in its memory. Returns `other`."""
+        is_host: it is the CPU that computes with weights which stay in its memory, and comes last. has_layers: layers may lie
+        there. Returns `other`."""
+        assert self.host is None, "the host comes last"
+        other.has_layers = has_layers and not is_host
         other.main, other.index, other.sides, other.homes = self, len(self.sides), self.sides, self.homes
         other.lock = self.lock
         self.sides.append(other)
         if is_host:
             self.host = other
         return other
+
+    @property
+    def label(self) -> str:
+        """Its name, made different from those of other sides."""
+        alike = [side for side in self.sides[: self.index] if side.info.name == self.info.name]
+        return f"{self.info.name}#{len(alike)}" if alike else self.info.name
 
     def side(self, t) -> int | None:
         """The number of the side in whose memory a tensor lies; None where it has no memory yet."""

@@ -145,7 +145,9 @@ class KvCache:
         return rotations + sum(store.nbytes for store in self._stores if store.device is side)
 
     def close(self) -> None:
-        for part in (*self._stores, *self._rotations.values()):
-            part.close()
+        for store in self._stores:
+            store.close()
+        for rotations in self._rotations.values():
+            rotations.close()
         self._rotations = {}
         self.wholes, self._slices, self._rows = [], [], []

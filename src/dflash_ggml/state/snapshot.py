@@ -62,8 +62,9 @@ class Snapshot:
 class Tensors:
     """Source and destination of a snapshot.
 
-    Recurrent tensors of a state index, one after the other where several make up a part; caches [row, n_rows] with this sequence's rows from `first_slot` on; rings by state index,
-    each with the rows that tokens can have and how many of the last ones are kept."""
+    Recurrent tensors of a state index, by parts of which each may be several tensors; caches [row, n_rows] with this sequence's
+    rows from `first_slot` on; rings by state index, each with the rows that tokens can have and how many of the last ones are
+    kept."""
 
     device: Device
     live: Sequence[Sequence[Any]]

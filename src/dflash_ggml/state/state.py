@@ -66,9 +66,7 @@ class TargetState:
             if spec.on(side).recurrent
         }
         # several sequences keep what the draft has not seen while others' trees are verified
-        self.features = Features(
-            draft_device or device, feature_row, max_width * (2 if n_states > 1 else 1)
-        )
+        self.features = Features(draft_device or device, feature_row, max_width * (2 if n_states > 1 else 1))
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
@@ -134,12 +132,6 @@ class TargetState:
         """The same as one list."""
         return [t for part in self.live_parts(state_index) for t in part]
 
-    @property
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part."""
-        found = [self.nbytes_on(side) for side in self.device.sides]
-        return {name: sum(part[name] for part in found) for name in found[0]}
-
     def nbytes_on(self, side: Device) -> dict[str, int]:
         """Bytes by part on a side."""
         own = [of for of in self.recurrent.values() if of.device is side]
@@ -152,8 +144,11 @@ class TargetState:
 
     def close(self) -> None:
         self.kv.close()
-        for part in (*self.rings, *self.recurrent.values(), self.features):
-            part.close()
+        for ring in self.rings:
+            ring.close()
+        for of in self.recurrent.values():
+            of.close()
+        self.features.close()
 
 
 class LayerStates:
@@ -166,9 +161,7 @@ class LayerStates:
         factors, conv_inputs: Of the nodes of trees, by layer; None without trees.
     """
 
-    def __init__(
-        self, device: Device, layers: Sequence[Recurrent], n_states: int, max_width: int
-    ) -> None:
+    def __init__(self, device: Device, layers: Sequence[Recurrent], n_states: int, max_width: int) -> None:
         self.device, n = device, len(layers)
         conv, delta = layers[0].conv, layers[0].delta
         self.live = Store(device, 2 + 2 * n + 2 * n_states)
