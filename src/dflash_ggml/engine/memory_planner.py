@@ -116,8 +116,8 @@ class MemoryNeeds:
 
     def plan(self, n_ctx: int, free: int | Sequence[int], is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
         """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, of
-        each side, or half of them where other programs live there too. Raises DeviceError when none fits; a context that was asked
-        for is only planned."""
+        each side, or half of them where other programs live there too. Raises DeviceError when none fits; a context that was
+        asked for is only planned."""
         kv, n_batch = self.kv[0], self.batches[-1]
         if is_gpu:
             kv, n_batch = self.choose(n_ctx or min(self.longest, USUAL_CONTEXT), free)
@@ -295,7 +295,7 @@ def memory_parts(
     def on(side: Device) -> list[Part]:
         is_drafts, n_weights = draft is not None and side.index == placement.draft, weights.wanted_on(side)
         feature_row = len(taps) * target.n_embd if is_drafts else 0
-        own = spec.on(side.index) if placement.layers else spec
+        own = spec.on(side.index)
         parts = [
             Part("target weights", lambda rows: n_weights),
             *state_parts(own, side.alignment, kv.target, columns, feature_row, n_states, n_batch),

@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ConfigError
@@ -23,6 +24,8 @@ def choose_device(config: EngineConfig) -> Device:
 
     Raises ConfigError for devices that are not there or do not go together."""
     infos = _chosen(config)
+    if config.splits_layers and len(infos) == 1:
+        log.warning("split_mode, tensor_split: all layers lie on %s, which alone is here", infos[0].name)
     device = _open(infos[0], config)
     for info in infos[1:]:
         device.join(_open(info, config))
@@ -116,6 +119,10 @@ class Placement:
         """Where the output matrix lies, but for one that is the embedding."""
         return self.layers[-1] if self.layers else 0
 
+    def facts(self, device: Device) -> list[Any]:
+        """The devices and what lies on them, as plain data."""
+        return [[side.info.description for side in device.sides], self.layers, self.draft]
+
     def words(self, device: Device, side: int, has_draft: bool) -> str:
         """What lies on a side, for people."""
         own = [layer for layer, of in enumerate(self.layers) if of == side]
@@ -147,6 +154,8 @@ def shares(device: Device, config: EngineConfig) -> list[float]:
 
     Raises ConfigError for parts that are too many or all 0."""
     n = sum(side.has_layers for side in device.sides)
+    if n == 1:
+        return [1.0]
     asked = list(config.tensor_split or [1.0] * n)
     if len(asked) > n or not any(asked):
         parts = ",".join(f"{part:g}" for part in asked)

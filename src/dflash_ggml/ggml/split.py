@@ -308,4 +308,5 @@ class Split:
 
 
 def _sources(node) -> list:
-    return [t for t in node.src if t != ffi.NULL]
+    """What a node reads; a cast names itself as what it writes."""
+    return [t for t in node.src if t not in (ffi.NULL, node)]
