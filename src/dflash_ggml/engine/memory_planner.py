@@ -14,7 +14,7 @@ from ..errors import DeviceError
 from ..files.gguf import GGUFFile
 from ..files.pairs import EMBEDDED_CONTEXT, EMBEDDED_TARGET
 from ..ggml import stock
-from ..ggml.device import F32, Device
+from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
 from ..models.target import Target
@@ -449,4 +449,8 @@ def plan_needs(
             raise DeviceError(
                 f"{error}; it fits with the experts of {layers} layers in the host's memory (--n-cpu-moe {layers})"
             ) from error
+        n = sum(info.is_gpu for info in list_devices())
+        if device.is_gpu and n > 1 and not wanted.where:
+            more = f"{error}; there are {n} GPUs, and -sm layer shares the layers out among them"
+            raise DeviceError(more) from error
         raise

@@ -99,7 +99,7 @@ class Llama:
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
         (see EngineConfig).
     n_seq_max: sequences that are decoded as a batch, of several prompts or choices; they share the n_ctx tokens.
-    device: names of the devices that may be used, several to share the layers; draft_device: that of the draft (see EngineConfig).
+    device: names of the devices that may be used, several to share the layers; draft_device: the draft's (see EngineConfig).
     n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.
