@@ -49,10 +49,11 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_give_what_one_gives(config, one: Solo, way: str) -> None:
-    """The same kernels compute the same columns: all bits are the same."""
+    """The same kernels compute the same columns; where a fused one would reach across the border, two may round otherwise."""
     with Solo.load(replace(config, **WAYS[way])) as two:
         for ids in (PROMPT[:1], PROMPT[:40], PROMPT):
-            np.testing.assert_array_equal(*(fresh(engine, ids).logits.copy() for engine in (one, two)))
+            rows = [fresh(engine, ids).logits.copy() for engine in (one, two)]
+            np.testing.assert_allclose(*rows, rtol=0, atol=1e-3 * rows[0].std())
         for mode in ("plain", "chain", "tree"):
             a, b = (text(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in (one, two))
             assert a == b

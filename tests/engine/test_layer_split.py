@@ -127,6 +127,9 @@ def test_snapshots_go_back_and_from_one_to_the_other(engines: tuple[Solo, Solo])
     snapshots = [fresh(engine, LONG).snapshot(True) for engine in engines]
     for a, b in zip(snapshots[0].live, snapshots[1].live, strict=True):
         np.testing.assert_array_equal(a, b)
+    for blocks in zip(*(snapshot.rows or () for snapshot in snapshots), strict=True):
+        for a, b in zip(*(block.parts for block in blocks), strict=True):
+            np.testing.assert_array_equal(a, b)
     said = text(one, max_tokens=20, mode=last)
     for snapshot in snapshots:
         for engine in engines:

@@ -424,3 +424,22 @@ def test_layers_on_two_sides_beside_a_host(three: Device) -> None:
     assert [g._split.owner(i).index for i in range(g.n_nodes) if g._split.owner(i)] == [0, 1, 1, 3, 1]
     for thing in (g, workspace, weights):
         thing.close()
+
+
+def test_a_large_input_crosses_as_a_result_does(three: Device) -> None:
+    """Beyond what travels with the others it has no replica; the part that is read has the place it had."""
+    weights = Weights(three, sources(matrices()), sides={"late": 1}).fill()
+    workspace, g = Workspace(three), Graph(three, 64)
+    x = g.input("x", F32, N, 2048)
+    g.output(g.mul_mat(weights["late"], g.view(x, (N, 3), offset=5 * x.nb[1])), "out")
+    g.output(g.mul_mat(weights["here"], g.view(x, (N, 2))), "beside")
+    g.place(workspace)
+    assert not g._replicas and g._split is not None
+    for seed in range(2):
+        values = np.random.default_rng(seed).standard_normal((2048, N)).astype(np.float32)
+        g.inputs["x"].array[...] = values
+        g.run()
+        found = three.read(g.outputs["out"]).reshape(3, N)
+        np.testing.assert_allclose(found, values[5:8] @ matrices()["late"].T, rtol=1e-4, atol=1e-4)
+    for thing in (g, workspace, weights):
+        thing.close()

@@ -126,7 +126,8 @@ class Placement:
     def words(self, device: Device, side: int, has_draft: bool) -> str:
         """What lies on a side, for people."""
         own = [layer for layer, of in enumerate(self.layers) if of == side]
-        parts = [f"layers {own[0]} to {own[-1]}"] if own else []
+        some = f"layers {own[0]} to {own[-1]}" if len(own) > 1 else f"layer {own[0]}" if own else ""
+        parts = [some] if some else []
         if self.layers and side == self.layers[0]:
             parts.append("the embedding")
         if self.layers and side == self.layers[-1]:

@@ -164,10 +164,11 @@ class Workspace:
             )
         if self.sizes != before:
             self.generation += 1
-        for i, side in enumerate(sides or ()):  # so that results are read from where they lie
+        # so that results are read from where they lie
+        for i in range(lib.ggml_graph_n_nodes(cgraph) if self._sides > 1 else 0):
             node = lib.ggml_graph_node(cgraph, i)
             if node.view_src == ffi.NULL:
-                self.device.homes[key(node.buffer)] = side
+                self.device.homes[key(node.buffer)] = 0 if sides is None else sides[i]
         return self.generation
 
     def close(self) -> None:
