@@ -16,7 +16,8 @@ from dflash_ggml.engine import memory_planner, placement
 from dflash_ggml.engine.placement import Placement
 from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.ggml.device import list_devices
-from dflash_ggml.session.disk_cache import state_identity
+from dflash_ggml.session import disk_cache
+from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
 from reference import kv_toys, toys
 from reference.engine_kit import EXACT, Solo, fresh, logits_batched, steps, text
@@ -178,6 +179,25 @@ def test_the_memory_plan_is_exact_on_every_device(engines: tuple[Solo, Solo]) ->
     told = str(several.memory)
     assert all(side.label in told for side in several.device.sides if side is not several.device.host)
     assert "planned, not counted" not in several.memory.against(several.nbytes)
+
+
+def test_a_disk_cache_goes_from_two_devices_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's prefixes are kept by an engine on two devices, and taken up by one on one device."""
+    monkeypatch.setattr(disk_cache, "SHORTEST", 4)
+    config = config_of(tmp_path, "dflash on two")
+    found: list[Any] = []
+    for devices in (BOTH, {}):
+        with Solo.load(replace(config, **devices)) as engine:
+            cache = DiskCache(tmp_path / "kept", 1 << 30, state_identity(engine))
+            if devices:
+                assert cache.put(fresh(engine, LONG).snapshot(True))
+            else:
+                kept = cache.load([*LONG, 1, 2], len(LONG) + 2)
+                assert kept is not None and list(kept.tokens) == LONG
+                engine.restore(kept)
+            cache.close()
+            found.append(text(engine, max_tokens=20, mode="tree"))
+    assert found[0] == found[1]
 
 
 def test_a_side_is_run_once_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,7 @@ class Device:
 
     def owner(self, t) -> Device:
         """The side in whose memory a tensor lies."""
-        return self if len(self.sides) == 1 else self.sides[self.side(t) or 0]
+        return self.sides[self.side(t) or 0]
 
     def holds(self, buffer) -> None:
         """Memory of this side's that outlives graphs."""
@@ -360,7 +360,7 @@ class Device:
         self.main._waits()
         if out.nbytes:
             with self.lock:
-                owner = self.owner(t)
+                owner = self if len(self.sides) == 1 else self.owner(t)
                 pinned = owner._pinned.array[: out.nbytes]
                 landing = pinned if len(pinned) == out.nbytes else out
                 lib.ggml_backend_tensor_get_async(
