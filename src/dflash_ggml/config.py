@@ -11,6 +11,7 @@ from .errors import ConfigError
 Mode = Literal["auto", "plain", "chain", "tree"]
 CacheType = Literal["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Calibrate = Literal["cached", "always", "never"]
+SplitMode = Literal["none", "layer"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
@@ -45,6 +46,11 @@ class EngineConfig:
         longer than half a second and the clock may decide; see engine/batches.py).
     n_threads: CPU threads (None: physical cores, fewer while other processes want them).
     n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
+    device: names of the devices that may be used, as ggml calls them (None: all GPUs; ("none",): the CPU). main_gpu counts
+        among them.
+    split_mode: layer shares the target's layers out among these devices, none takes one (None: layer where `device` names
+        several or tensor_split is given). tensor_split: in which proportions (None: by what is free).
+    draft_device: the device of the draft (None: that of the target's last layers).
     n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
         than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
     spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: text that stood before in the
@@ -75,6 +81,10 @@ class EngineConfig:
     n_threads: int | None = None
     n_gpu_layers: int = -1
     main_gpu: int = 0
+    device: tuple[str, ...] | None = None
+    split_mode: SplitMode | None = None
+    tensor_split: tuple[float, ...] | None = None
+    draft_device: str | None = None
     n_cpu_moe: int | None = None
     mode: Mode = "auto"
     budget: int = 31
@@ -120,6 +130,10 @@ class EngineConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
+        if self.split_mode is not None and self.split_mode not in get_args(SplitMode):
+            raise ConfigError(f"split_mode: {self.split_mode!r} is none of {', '.join(get_args(SplitMode))}")
+        if any(not 0 <= part < float("inf") for part in self.tensor_split or ()):
+            raise ConfigError(f"tensor_split: {self.tensor_split} has parts that are none")
         if self.gpu_memory is not None and self.gpu_memory <= 0:
             raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
         if self.draft_type is not None and self.draft_type not in get_args(DraftType):
@@ -129,6 +143,13 @@ class EngineConfig:
             raise ConfigError(f"spec: {unknown[0]!r} is none of {', '.join(SOURCES)}")
         if self.n_threads is not None and self.n_threads < 1:
             raise ConfigError(f"n_threads: {self.n_threads} is below 1")
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether layers are shared out among several devices."""
+        if self.split_mode is not None:
+            return self.split_mode == "layer"
+        return len(self.device or ()) > 1 or self.tensor_split is not None
 
     def wants(self, source: str) -> bool:
         """Whether a source of this name may draft."""

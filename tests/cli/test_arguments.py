@@ -37,6 +37,45 @@ def test_experts_of_the_host(flags: str, layers: int | None) -> None:
     assert LlamaOptions("model.gguf", **keywords).engine_config(None).n_cpu_moe == layers
 
 
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("", (None, None, None, None)),
+        ("-sm layer", ("layer", None, None, None)),
+        ("--split-mode none -mg 1", ("none", None, None, None)),
+        ("-ts 3,1", (None, (3.0, 1.0), None, None)),
+        ("--tensor-split 0.5/0.5", (None, (0.5, 0.5), None, None)),
+        ("-dev CUDA0,CUDA1 -devd CUDA2", (None, None, ("CUDA0", "CUDA1"), "CUDA2")),
+        ("--device none --spec-draft-device none", (None, None, ("none",), None)),
+    ],
+)
+def test_devices(flags: str, expected: tuple[Any, ...]) -> None:
+    config = configured(*flags.split(), "--mode", "plain")
+    assert (config.split_mode, config.tensor_split, config.device, config.draft_device) == expected
+
+
+@pytest.mark.parametrize("mode", ["row", "tensor"])
+def test_other_splits_are_by_layers(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert configured("-sm", mode, "--mode", "plain").split_mode == "layer"
+    assert caplog.messages == [f"-sm {mode}: it is not built, layers are shared out instead (-sm layer)"]
+
+
+@pytest.mark.parametrize(
+    "keywords, expected",
+    [
+        ({}, (None, None)),
+        ({"split_mode": 0}, ("none", None)),
+        ({"tensor_split": [1, 2]}, (None, (1.0, 2.0))),
+        ({"split_mode": 2}, ("layer", None)),
+    ],
+)
+def test_splits_of_llama(keywords: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    config = LlamaOptions("model.gguf", **keywords).engine_config(None)
+    assert (config.split_mode, config.tensor_split) == expected
+    named = LlamaOptions("model.gguf", device=["CUDA1", "CUDA0"], draft_device="CUDA2").engine_config(None)
+    assert (named.device, named.draft_device, named.splits_layers) == (("CUDA1", "CUDA0"), "CUDA2", True)
+
+
 def test_experts_of_no_such_layers(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="n_cpu_moe: -1 is outside"):
         configured("-ncmoe", "-1")

@@ -104,6 +104,26 @@ def test_devices(
     assert all(check.advice for check in found if check.verdict != "ok")
 
 
+def test_gpus_that_share_the_layers() -> None:
+    devices = [SeenDevice(f"CUDA{i}", "a card", True, 1 << 33) for i in range(3)]
+    found = checks.device_checks(devices, ["CPU", "CUDA"], "", -1, 0, ("CUDA2", "CUDA0"))
+    assert [dict(check.data)["used"] for check in found] == [True, False, True]
+    assert "shares the layers with 1 more" in found[0].text and "--device names others" in found[1].text
+
+
+def test_memory_of_several_devices() -> None:
+    beside = MemoryPlan(512, {"target weights": 50 * MIB}, MARGIN, where="CUDA1: layers 4 to 7")
+    plan = MemoryPlan(
+        512, {"target weights": 30 * MIB}, MARGIN + 30 * MIB, beside=(beside,), where="CUDA0: layers 0 to 3"
+    )
+    check = checks.memory_check(plan, "CUDA0", True)
+    assert check.verdict == "bad" and "target weights on CUDA1" in check.advice
+    assert (
+        "on CUDA0 (layers 0 to 3): target weights 30" in check.text and "CUDA1 (layers 4 to 7)" in check.text
+    )
+    assert [one["where"] for one in dict(check.data)["devices"]] == [plan.where, beside.where]
+
+
 @pytest.mark.parametrize(
     ("free", "is_gpu", "verdict"),
     [

@@ -21,7 +21,8 @@ from dflash_ggml.state.memory import MARGIN
 from reference.engine_kit import Solo
 from reference.toys import write_pair
 
-GPU, CPU = SimpleNamespace(is_gpu=True), SimpleNamespace(is_gpu=False)
+GPU, CPU = (SimpleNamespace(is_gpu=is_gpu, host=None) for is_gpu in (True, False))
+GPU.sides, CPU.sides = [GPU], [CPU]
 
 
 @pytest.fixture(scope="module")

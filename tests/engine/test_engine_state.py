@@ -11,7 +11,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.drafts.dflash.file import DraftFile
-from dflash_ggml.engine import memory_planner
+from dflash_ggml.engine import placement
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, ModelFileError
 from dflash_ggml.ggml import device, store
 from reference.engine_kit import Solo, verify
@@ -449,8 +449,8 @@ def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
 
 def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
     gpu = replace(device.list_devices()[-1], name="CUDA0", is_gpu=True)
-    monkeypatch.setattr(memory_planner, "list_devices", lambda: [gpu])
-    chosen = memory_planner.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
+    monkeypatch.setattr(placement, "list_devices", lambda: [gpu])
+    chosen = placement.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
     assert not chosen.is_gpu
     chosen.close()
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine.memory_planner import DRIVER
-from dflash_ggml.ggml.device import HOST, list_devices
+from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
 from reference.engine_kit import Solo, fresh, logits_batched, steps, text
@@ -114,7 +114,7 @@ def test_long_prompts_are_computed_by_the_gpu(config) -> None:
             engine.reset()
             engine.prefill(PROMPT[:n])
             (graph,) = (g for key, g in engine.passes.graphs if key[:2] == ("linear", n))
-            assert graph._split is not None and (HOST in graph._split.sides) == computes
+            assert graph._split is not None and (engine.device.host.index in graph._split.sides) == computes
 
 
 def test_what_does_not_fit_is_kept_by_the_host(config, caplog) -> None:

@@ -535,7 +535,7 @@ def hold(place: Slot, value: float) -> None:
         for t in tensors.caches
     ]
     parts += [(t, place.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
-    parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for t in tensors.live]
+    parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for part in tensors.live for t in part]
     if state.features.tensor is not None:
         parts += [(state.features.tensor, 0, state.features.nbytes)]
     for t, offset, size in parts:

@@ -31,7 +31,7 @@ def left_by(path: Path, widths: list[int], **options: Any) -> Left:
             engine.prefill(ids[:width])
             ids = ids[width:]
         assert not ids
-        return engine.logits.copy(), engine.device.read(engine.passes.state.deltas)
+        return engine.logits.copy(), engine.device.read(engine.passes.state.recurrent[0].deltas)
 
 
 def difference(a: Left, b: Left) -> float:

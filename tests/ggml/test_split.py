@@ -1,4 +1,4 @@
-"""Graphs over a device and the CPU beside it. Here both are CPUs: every crossing is a copy all the same. 1 second."""
+"""Graphs over several devices, and the CPU beside them. Here all are CPUs: every crossing is a copy all the same. 1 second."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml import graph as graph_module
 from dflash_ggml.ggml import weights as module
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, I32, Device
@@ -18,7 +19,7 @@ from dflash_ggml.ggml.pages import spans
 from dflash_ggml.ggml.split import Split
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
-from reference.deferred import defer, part_memory
+from reference.deferred import Deferred, DeferredCopies, defer, part_memory
 
 N = 16
 
@@ -26,7 +27,7 @@ N = 16
 @pytest.fixture
 def device() -> Iterator[Device]:
     device = Device.cpu(1, reference=True)
-    device.host = Device.cpu(1, reference=True)
+    device.join(Device.cpu(1, reference=True), is_host=True)
     yield device
     device.close()
 
@@ -112,7 +113,7 @@ def test_computes_with_weights_wherever_they_lie(
         np.testing.assert_allclose(found, expected(w, x), rtol=1e-4, atol=1e-4)
     g.close()
     weights.close()
-    assert not device.kept and not device.locked and (pages is None or pages.closed)
+    assert not device.locked and (pages is None or pages.closed)
     workspace.close()
 
 
@@ -213,17 +214,6 @@ def test_strided_results_cross(device: Device) -> None:
     workspace.close()
 
 
-def test_a_node_reads_from_one_side(device: Device) -> None:
-    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
-    g = Graph(device, 64)
-    x = g.input("x", F32, N, 1)
-    g.output(g.add(*g.to_host(x), g.mul_mat(weights["here"], x)))
-    with pytest.raises(ValueError, match="both sides"):
-        g.place(Workspace(device))
-    g.close()
-    weights.close()
-
-
 def test_a_failing_side_is_named(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = Weights(device, sources(matrices()), kept=["there"]).fill()
     g = Graph(device, 64)
@@ -268,7 +258,7 @@ class Marking(Device):
     def wait_for_mark(self) -> None:
         self.asked.append("wait")
 
-    def synchronize(self) -> None:
+    def finish(self) -> None:
         self.asked.append("all")
 
     def run(self, cgraph) -> None:
@@ -279,7 +269,8 @@ class Marking(Device):
 def test_the_host_waits_for_what_it_reads_only() -> None:
     """Copies there, then a mark, then the device's other work: the host waits for the mark, and for all where nothing else is."""
     device = Marking(Device.cpu(1).info, 1, True)
-    device.asked, device.host = [], Device.cpu(1, reference=True)
+    device.asked = []
+    device.join(Device.cpu(1, reference=True), is_host=True)
     weights = Weights(device, sources(matrices()), kept=["there"]).fill()
     workspace, g = Workspace(device), Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 1))
@@ -289,4 +280,166 @@ def test_the_host_waits_for_what_it_reads_only() -> None:
     assert device.asked == ["compute", "mark", "compute", "wait", "all", "compute"]
     assert isinstance(g._split, Split)
     for thing in (g, workspace, weights, device):
+        thing.close()
+
+
+# ---- several devices, of which nothing in the graph speaks
+
+
+@pytest.fixture
+def three() -> Iterator[Device]:
+    device = Device.cpu(1, reference=True)
+    for _ in range(2):
+        device.join(Device.cpu(1, reference=True))
+    yield device
+    device.close()
+
+
+def layers(g: Graph, w: Weights, ids, x) -> None:
+    """Residual layers of two, one and one matrices on sides 0, 1, 2; all see an input and a mask that is made of inputs, and a
+    norm stands at each border."""
+    steps = g.view(ids, (3,), offset=12)
+    mask = g.mul(x, x)
+    for name in ("here", "late", "there", "last"):
+        y = g.rms_norm(x, 1e-5, w[f"{name}.norm"])
+        y = g.expand(g.mul_mat(w[name], g.add(y, mask)))
+        x = g.add(g.add(y, x), g.get_rows(w[f"{name}.table"], steps))
+    g.output(g.mul_mat(w["here"], x), "out")
+    g.output(x, "x")
+
+
+NAMES = {"here": 0, "late": 0, "there": 1, "last": 2}
+
+
+def layer_sources() -> dict[str, Source]:
+    rng = np.random.default_rng(1)
+    found = {}
+    for name in NAMES:
+        for part, shape in (("", (N, N)), (".norm", (N,)), (".table", (N, 5))):
+            x = rng.standard_normal(int(np.prod(shape))).astype(np.float32)
+            found[name + part] = Source(F32, shape, x.view(np.uint8))
+    return found
+
+
+def sided(device: Device, sides: dict[str, int]) -> Weights:
+    found = layer_sources()
+    gathered = [f"{name}.table" for name in NAMES]
+    where = {name: sides[name.split(".")[0]] for name in found}
+    return Weights(device, found, gathered, sides=where).fill()
+
+
+def results(device: Device, sides: dict[str, int], runs: int = 3) -> list[np.ndarray]:
+    """What several runs of `layers` give, each of other inputs."""
+    weights, workspace, g = sided(device, sides), Workspace(device), Graph(device, 128)
+    layers(g, weights, g.input("ids", I32, 6), g.input("x", F32, N, 3))
+    if any(sides.values()) and isinstance(device, Deferred):
+        part_memory(device, g)
+    g.place(workspace)
+    found = []
+    for seed in range(runs):
+        rng = np.random.default_rng(seed)
+        g.inputs["x"].array[...] = rng.standard_normal((3, N)).astype(np.float32)
+        g.inputs["ids"].array[...] = rng.integers(0, 5, 6)
+        g.run()
+        found += [device.read(g.outputs[name]) for name in ("out", "x")]
+    for thing in (g, workspace, weights):
+        thing.close()
+    return found
+
+
+def test_sides_give_the_bits_of_one(three: Device) -> None:
+    alone = Device.cpu(1, reference=True)
+    for sides in (NAMES, dict(zip(NAMES, (2, 1, 0, 1))), dict.fromkeys(NAMES, 2)):
+        for a, b in zip(results(alone, dict.fromkeys(NAMES, 0)), results(three, sides), strict=True):
+            np.testing.assert_array_equal(a, b)
+    alone.close()
+
+
+def test_a_side_has_its_layers_in_one_part_and_a_hidden_state_crosses_once(three: Device) -> None:
+    weights, workspace, g = sided(three, NAMES), Workspace(three), Graph(three, 128)
+    layers(g, weights, g.input("ids", I32, 6), g.input("x", F32, N, 3))
+    asked: list[object] = []
+    for side in three.sides:
+        side.compute = lambda part, i=side.index, f=side.compute: asked.append(i) or f(part)  # type: ignore[method-assign]
+        side.copy = lambda s, o, t, i=side.index, f=side.copy: asked.append((i, o.index)) or f(s, o, t)  # type: ignore[method-assign]
+    g.place(workspace)
+    g.run()
+    # the mask and the hidden state, which go on to the next side, and back for the product behind all layers
+    assert [one for one in asked if isinstance(one, int)] == [0, 1, 2, 0]
+    assert sorted(one for one in asked if not isinstance(one, int)) == [
+        (0, 1),
+        (0, 1),
+        (0, 2),
+        (1, 2),
+        (2, 0),
+    ]
+    assert list(g._replicas) == [1, 2], "inputs come from the host to each side"
+    for thing in (g, workspace, weights):
+        thing.close()
+
+
+def test_nothing_is_read_or_written_too_early_on_any_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices that compute as late as they may, each in its own order only, runs behind one another too."""
+    alone = Device.cpu(1, reference=True)
+    expected = results(alone, dict.fromkeys(NAMES, 0))[-2:]
+    device = defer(monkeypatch, others=2)
+    monkeypatch.setattr(graph_module, "lib", DeferredCopies(device))
+    weights, workspace, g = sided(device, NAMES), Workspace(device), Graph(device, 128)
+    layers(g, weights, g.input("ids", I32, 6), g.input("x", F32, N, 3))
+    part_memory(device, g)
+    g.place(workspace)
+    for seed in (7, 2):
+        rng = np.random.default_rng(seed)
+        # uploads read the host's memory when their turn comes: runs of different inputs have to be waited for
+        device.synchronize()
+        g.inputs["x"].array[...] = rng.standard_normal((3, N)).astype(np.float32)
+        g.inputs["ids"].array[...] = rng.integers(0, 5, 6)
+        for _ in range(3):
+            g.run()
+    assert all(side.queue for side in device.sides if isinstance(side, Deferred)), "nobody waits"
+    device.sides[2].finish()
+    device.sides[0].finish()
+    for name, want in zip(("out", "x"), expected):
+        np.testing.assert_array_equal(device.read(g.outputs[name]), want)
+    for thing in (g, workspace, weights, device, alone):
+        thing.close()
+
+
+def test_layers_on_two_sides_beside_a_host(three: Device) -> None:
+    """Weights that the host keeps, in the middle of another side's layers."""
+    three.join(Device.cpu(1, reference=True), is_host=True)
+    rng, w = np.random.default_rng(0), matrices()
+    weights = Weights(three, sources(w), kept=["there"], sides={"late": 1}).fill()
+    workspace, g = Workspace(three), Graph(three, 64)
+    a = g.mul_mat(weights["late"], g.mul_mat(weights["here"], g.input("x", F32, N, 2)))
+    (sent,) = g.to_host(a)
+    back = g.to_device(g.mul_mat(weights["there"], sent), weights["late"])
+    g.output(g.add(back, g.mul_mat(weights["late"], a)), "out")
+    g.place(workspace)
+    g.inputs["x"].array[...] = x = rng.standard_normal((2, N)).astype(np.float32)
+    g.run()
+    h = x @ w["here"].T @ w["late"].T
+    found = three.read(g.outputs["out"]).reshape(2, N)
+    np.testing.assert_allclose(found, h @ w["there"].T + h @ w["late"].T, rtol=1e-3, atol=1e-3)
+    assert [g._split.owner(i).index for i in range(g.n_nodes) if g._split.owner(i)] == [0, 1, 1, 3, 1]
+    for thing in (g, workspace, weights):
+        thing.close()
+
+
+def test_a_large_input_crosses_as_a_result_does(three: Device) -> None:
+    """Beyond what travels with the others it has no replica; the part that is read has the place it had."""
+    weights = Weights(three, sources(matrices()), sides={"late": 1}).fill()
+    workspace, g = Workspace(three), Graph(three, 64)
+    x = g.input("x", F32, N, 2048)
+    g.output(g.mul_mat(weights["late"], g.view(x, (N, 3), offset=5 * x.nb[1])), "out")
+    g.output(g.mul_mat(weights["here"], g.view(x, (N, 2))), "beside")
+    g.place(workspace)
+    assert not g._replicas and g._split is not None
+    for seed in range(2):
+        values = np.random.default_rng(seed).standard_normal((2048, N)).astype(np.float32)
+        g.inputs["x"].array[...] = values
+        g.run()
+        found = three.read(g.outputs["out"]).reshape(3, N)
+        np.testing.assert_allclose(found, values[5:8] @ matrices()["late"].T, rtol=1e-4, atol=1e-4)
+    for thing in (g, workspace, weights):
         thing.close()

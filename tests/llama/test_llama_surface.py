@@ -107,6 +107,8 @@ def test_constructor() -> None:
         "spec",
         "draft_max",
         "n_seq_max",
+        "device",
+        "draft_device",
         "cpu_moe",
         "n_cpu_moe",
         "prefix_cache_bytes",

@@ -30,7 +30,7 @@ def alone() -> Iterator[Device]:
 @pytest.fixture
 def pair() -> Iterator[Device]:
     device = Device.cpu(1, reference=True)
-    device.host = Device.cpu(1, reference=True)
+    device.join(Device.cpu(1, reference=True), is_host=True)
     yield device
     device.close()
 
@@ -112,8 +112,8 @@ def test_rows_of_any_length_are_lent(alone, pair, monkeypatch, kind: Type) -> No
     monkeypatch.setattr(layer, "LENT", 1)
     to_device, views = Graph.to_device, []
 
-    def lend(g: Graph, t):
-        twin = to_device(g, t)
+    def lend(g: Graph, t, beside=None):
+        twin = to_device(g, t, beside)
         views.append(twin.view_src != ffi.NULL)
         return twin
 

@@ -48,7 +48,13 @@ _MODEL = """
 -b --batch-size N int 0 | tokens per prefill pass (default 0: chosen)
 -t --threads N int | CPU threads (default: physical cores, fewer on a busy machine)
 -ngl --gpu-layers --n-gpu-layers N layers -1 | 0: stay on the CPU; else use a GPU if present
--mg --main-gpu I int 0 | which GPU (default 0)
+-mg --main-gpu I int 0 | which GPU, or which of --device (default 0)
+-dev --device NAME,... names | devices that may be used, as dflash-doctor names them; several share the layers; none: the CPU
+    (default: one GPU, with -sm layer all)
+-sm --split-mode MODE split | layer: share the layers out among the devices; none: use one (default: layer where --device names
+    several or -ts is given)
+-ts --tensor-split N,... parts | in which proportions layers are shared out (default: by what is free)
+-devd --device-draft NAME | the device of the draft (default: that of the target's last layers)
 """
 _EXPERTS = """
 -cmoe --cpu-moe _ all | keep the experts of all layers in the host's memory and compute them on the CPU
@@ -97,6 +103,9 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
         size=memory_size,
         layers=gpu_layers,
         pairs=pairs,
+        names=_names,
+        split={"choices": ("none", "layer", "row", "tensor")},
+        parts=_parts,
     )
     experts = model.add_mutually_exclusive_group()
     add_table(
@@ -135,6 +144,16 @@ def memory_size(text: str) -> int | float:
 def gpu_layers(text: str) -> int:
     """A number of layers; "all" and "auto" are -1, as without the option. Raises ValueError."""
     return -1 if text in ("all", "auto") else int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(name for name in map(str.strip, text.split(",")) if name)
+
+
+def _parts(text: str) -> tuple[float, ...]:
+    """Numbers between commas or slashes. Raises ValueError."""
+    return tuple(float(part) for part in text.replace("/", ",").split(","))
 
 
 # llama.cpp's names of what may draft
@@ -194,8 +213,8 @@ def warn_of_threads(n_threads: int | None) -> None:
 
 
 # options that the engine's configuration has under the same name
-_SAME = """gpu_memory fa_window main_gpu n_cpu_moe mode budget candidates chain_seed reproducible draft_window draft_type
-    spec"""
+_SAME = """gpu_memory fa_window main_gpu device tensor_split n_cpu_moe mode budget candidates chain_seed reproducible
+    draft_window draft_type spec"""
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -237,6 +256,10 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     if wants_draft and draft is None and not named and args.hf_repo is None:
         draft = _beside(model, args.mode)
     same: dict[str, Any] = {name: getattr(args, name) for name in _SAME.split()}
+    split = args.split_mode
+    if split in ("row", "tensor"):
+        log.warning("-sm %s: it is not built, layers are shared out instead (-sm layer)", split)
+        split = "layer"
     return EngineConfig(
         model=model,
         draft=draft if wants_draft else None,
@@ -244,6 +267,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         n_batch=args.batch_size,
         n_threads=None if args.threads == -1 else args.threads,
         n_gpu_layers=args.gpu_layers,
+        split_mode=split,
+        draft_device=None if args.device_draft == "none" else args.device_draft,
         type_k=args.cache_type_k or args.cache_type or "auto",
         type_v=args.cache_type_v or args.cache_type or "auto",
         draft_type_k=args.cache_type_k_draft or "auto",

@@ -89,23 +89,35 @@ def device_checks(
     driver: str | None,
     n_gpu_layers: int,
     main_gpu: int,
+    sharing: Sequence[str] = (),
 ) -> list[Check]:
     """Each device, whether it is used and why or why not. backends: those of the build. driver: what is wrong with the NVIDIA
-    driver, "" if nothing is, None where there is none."""
+    driver, "" if nothing is, None where there is none. sharing: names of the GPUs that share the layers, none where
+    one has all."""
     found, cuda = [], "CUDA" in backends
     others = [name for name in backends if name not in ("CPU", "CUDA")]
     gpus = [device for device in devices if device.is_gpu]
     chosen = gpus[main_gpu] if n_gpu_layers and main_gpu < len(gpus) else None
     for i, device in enumerate(gpus):
         text = f"{device.name} ({device.description}), {device.memory_free / MIB:.0f} MiB free"
-        data = {"name": device.name, "used": device is chosen}
-        if device is chosen:
+        is_used = device.name in sharing if sharing and n_gpu_layers else device is chosen
+        data = {"name": device.name, "used": is_used}
+        if is_used and sharing:
+            what = (
+                "has the layers" if len(sharing) == 1 else f"shares the layers with {len(sharing) - 1} more"
+            )
+            found.append(Check("device", "ok", f"{text}: used, {what}", data=data))
+        elif sharing and n_gpu_layers:
+            text = f"{text}: not used, --device names others"
+            found.append(Check("device", "note", text, "name it there too", data))
+        elif device is chosen:
             found.append(Check("device", "ok", f"{text}: used, -mg {main_gpu}", data=data))
         elif not n_gpu_layers:
             found.append(Check("device", "note", f"{text}: not used, -ngl 0", "leave -ngl away", data))
         else:
             text = f"{text}: not used, one GPU serves an engine and -mg names {main_gpu}"
-            found.append(Check("device", "note", text, f"-mg {i} takes this one", data))
+            how = f"-mg {i} takes this one, -sm layer all"
+            found.append(Check("device", "note", text, how, data))
     if not gpus:
         verdict: Verdict = "bad" if n_gpu_layers > 0 else "note"
         if cuda and driver is None:
@@ -157,10 +169,15 @@ def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) ->
     layers: whose experts the host could keep, so that all else fits; 0 where that does not help."""
     data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
     data["kept"] = asdict(plan.kept) if plan.kept else None
+    if plan.beside:
+        names = ("where", "free", "total", "parts")
+        data["devices"] = [{name: getattr(one, name) for name in names} for one in plan.devices]
+        where = f"{len(plan.devices)} devices"
     if plan.fits:
         return Check("memory", "ok", f"{where}: {plan}", data=data)
-    largest = max(plan.parts, key=lambda name: plan.parts[name])
-    if is_gpu or plan.total > plan.free:
+    parts = plan.all_parts
+    largest = max(parts, key=lambda name: parts[name])
+    if is_gpu or any(one.total > one.free for one in plan.devices):
         experts = f"--n-cpu-moe {layers} fits; or " if layers else ""
         advice = f"{experts}the largest part is {largest}: lower -c, --budget or -b, or take a smaller quantisation"
         return Check("memory", "bad", f"{where}: too little for {plan}", advice, data)

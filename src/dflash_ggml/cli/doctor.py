@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,8 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
     cores = device.physical_cores()
     yield made.threads_check(args.threads or cores, cores, os.getloadavg()[0])
     seen = [SeenDevice(d.name, d.description, d.is_gpu, d.memory_free) for d in device.list_devices()]
-    devices = made.device_checks(seen, backends, nvidia_driver(), args.gpu_layers, args.main_gpu)
+    layers = 0 if args.device == ("none",) else args.gpu_layers
+    devices = made.device_checks(seen, backends, nvidia_driver(), layers, args.main_gpu, sharing(args, seen))
     yield from devices
     try:
         config = engine_config(args)
@@ -86,6 +87,16 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
         yield Check("decoding", "note", text, f"-t {cores}")
         return
     yield from examine_decoding(config)
+
+
+def sharing(args: argparse.Namespace, seen: Sequence[SeenDevice]) -> tuple[str, ...]:
+    """Names of the GPUs that the options let share the layers; none where one has them all."""
+    names = {name.lower() for name in args.device or ()}
+    named = [d.name for d in seen if d.is_gpu and (not names or d.name.lower() in names)]
+    if args.split_mode == "none" and names:
+        return tuple(named[args.main_gpu : args.main_gpu + 1])
+    is_shared = args.split_mode not in (None, "none") or args.tensor_split or names
+    return tuple(named) if is_shared else ()
 
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
@@ -167,7 +178,8 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.memory_planner import choose_device, fitting_needs, layers_to_keep, memory_free
+    from ..engine.memory_planner import fitting_needs, free_on_sides, layers_to_keep
+    from ..engine.placement import choose_device
     from ..ggml.stock import lacking
 
     try:
@@ -178,7 +190,7 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
             with closing(wanted.weights):
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")
-                free = memory_free(device, config.gpu_memory)
+                free = free_on_sides(device, config.gpu_memory)
                 kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
                 n_ctx = memory.n_ctx
                 layers = 0 if memory.fits else layers_to_keep(device, config, file, target, draft, wanted)

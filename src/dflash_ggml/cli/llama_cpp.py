@@ -22,6 +22,7 @@ ALIASES = {
     "--hf-repo-draft": "--spec-draft-hf -hfrd",
     "--cache-type-k-draft": "--spec-draft-type-k",
     "--cache-type-v-draft": "--spec-draft-type-v",
+    "--device-draft": "--spec-draft-device",
     "--draft-max": "--spec-draft-n-max --draft --draft-n",
     "--spec": "--spec-type",
     "--think": "--reasoning -rea",
@@ -58,9 +59,9 @@ VALUES = """
     --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch --cpu-mask-batch-draft -Cbd
     --cpu-range-batch-draft -Crbd --spec-draft-cpu-strict-batch --cpu-strict-batch-draft
     --spec-draft-prio-batch --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --numa
-    --load-mode -lm --lazy-mode -lzm --device -dev --rpc --split-mode -sm --tensor-split -ts
+    --load-mode -lm --lazy-mode -lzm --rpc
     --override-tensor -ot --spec-draft-override-tensor --override-tensor-draft -otd --spec-draft-n-cpu-moe
-    --spec-draft-ncmoe --n-cpu-moe-draft -ncmoed --spec-draft-device --device-draft -devd --spec-draft-ngl
+    --spec-draft-ncmoe --n-cpu-moe-draft -ncmoed --spec-draft-ngl
     --gpu-layers-draft --n-gpu-layers-draft -ngld --ctx-size-draft -cd --moe-cache-mib --n-cpu-ffn -ncffn
     --fit-target -fitt --fit-ctx -fitc --defrag-thold -dt --keep --ctx-checkpoints --swa-checkpoints
     -ctxcp --checkpoint-min-step -cms --kv-unified-per-slot --cache-reuse --slot-save-path

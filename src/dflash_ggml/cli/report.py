@@ -178,6 +178,7 @@ def sizes(engine: Engine) -> list[str]:
     kept = ", ".join(f"{kind} {n}" for kind, n in sorted(engine.passes.graphs.kinds.items()))
     return [
         f"{device.info.description}, {count(device.n_threads, 'thread')}",
+        *(f"  {plan.where}" for plan in engine.memory.devices if plan.where),
         f"  K/V caches: {engine.passes.state.kv.type}",
         *(f"  {name:16} {size / 2**20:9.1f} MiB" for name, size in engine.nbytes.items()),
         f"  {engine.memory.against(engine.nbytes)}",

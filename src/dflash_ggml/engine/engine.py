@@ -11,8 +11,8 @@ from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import NAME
 from ..errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
 from ..policy.policy import Policy
-from ..state.memory import SCRATCH
 from .loading import Loaded, Progress, load
+from .passes import allocated
 from .slot import Slot
 from .step import Step, Stepper
 
@@ -215,8 +215,7 @@ class Engine:
     @property
     def nbytes(self) -> dict[str, int]:
         """Device bytes by part, named as in the memory plan, and the graphs' scratch."""
-        draft = self.drafter.nbytes if self.drafter else {}
-        return {**self.passes.nbytes, **draft, SCRATCH: self.passes.workspace.nbytes}
+        return allocated(self.passes, self.drafter.nbytes if self.drafter else {})
 
     def graph_counts(self) -> dict[str, int]:
         """Graphs built so far, and graphs that are kept; from any thread, also while a pass runs."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import DeviceError
 from ..ggml.bindings import ffi, lib
-from ..ggml.device import DEVICE, F32, NARROW_COLUMNS, Device
+from ..ggml.device import F32, NARROW_COLUMNS, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store, Workspace
 from ..state.memory import padded
@@ -164,7 +164,7 @@ def without_kernels(device: Device, weights: Mapping[str, Any]) -> dict[str, flo
     sizes: Counter[int] = Counter()
     for name, t in weights.items():
         is_lookup = name == "token_embd.weight" and "output.weight" in weights
-        if t.ne[1] > 1 and t.type != F32 and not is_lookup and device.side(t) == DEVICE:
+        if t.ne[1] > 1 and t.type != F32 and not is_lookup and device.owner(t) is not device.host:
             sizes[t.type] += lib.ggml_nbytes(t)
     others = [(kind, size) for kind, size in sizes.most_common() if kind not in TYPES.values()]
     return {ffi.string(lib.ggml_type_name(kind)).decode(): size / sizes.total() for kind, size in others}

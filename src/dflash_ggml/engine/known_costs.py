@@ -62,7 +62,8 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None
     device, products = passes.device, MatmulTable(())
     deadline = time.perf_counter() + seconds
     if worth_measuring(device):
-        products = measure_matmuls(device, passes.weights.values(), seconds / 3)
+        own = [t for t in passes.weights.values() if device.owner(t) is device]
+        products = measure_matmuls(device, own, seconds / 3)
         apply(device, products)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
     return Measured(tuple(points), products)
@@ -88,4 +89,5 @@ def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[
         "candidates": config.n_candidates,
         "rows": min(passes.n_rows, LONG),
         "tensors": tensors,
+        **({"sides": passes.placement.facts(device)} if len(device.sides) > 1 else {}),
     }

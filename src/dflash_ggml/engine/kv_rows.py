@@ -225,9 +225,9 @@ class KvRows:
     def tensors(self, target: bool = True, draft: bool = True) -> Tensors:
         """What is kept of the sequence, by the target, the draft or both."""
         state, drafter, sequence = self.passes.state, self.drafter, self.sequence
-        live, caches, rings = list[Any](), list[Any](), list[tuple[Any, int, int]]()
+        live, caches, rings = list[list[Any]](), list[Any](), list[tuple[Any, int, int]]()
         if target:
-            live, caches = state.live(sequence.state_index), [*state.kv.slices]
+            live, caches = state.live_parts(sequence.state_index), [*state.kv.slices]
             rings += [kept for ring in state.rings for kept in ring.kept]
         if draft and drafter:
             caches += drafter.rows

@@ -19,13 +19,14 @@ from ..models.experts import LENT
 from ..models.registry import read_target
 from ..models.target import Target
 from ..policy.costs import Costs
-from ..state.memory import SCRATCH, MemoryPlan, cache_rows
+from ..state.memory import MemoryPlan, cache_rows
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .kernel_tuning import without_kernels
 from .known_costs import known_costs
-from .memory_planner import choose_device, decode_window, default_slots, fitting_needs, plan_needs
-from .passes import TargetPasses
+from .memory_planner import decode_window, default_slots, fitting_needs, plan_needs
+from .passes import TargetPasses, allocated
+from .placement import choose_device
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -184,16 +185,27 @@ def _on_device(
             *(window.tokens, window.tokens, window.sinks),
         )
     passes = TargetPasses(
-        device, target, weights, kv.target, rows, width, depth, taps, window, n_states, n_batch
+        device,
+        target,
+        weights,
+        kv.target,
+        rows,
+        width,
+        depth,
+        taps,
+        window,
+        n_states,
+        n_batch,
+        wanted.placement,
     )
     drafter = None
     if draft:
-        host = Host(device, passes.graphs, target, weights, passes.state, kv.draft, n_states)
+        by = device.sides[wanted.placement.draft]
+        host = Host(by, passes.graphs, target, weights, passes.state, kv.draft, n_states)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     passes.reserve(n_batch, drafter.append if drafter else None)
-    taken = {**passes.nbytes, **(drafter.nbytes if drafter else {}), SCRATCH: passes.workspace.nbytes}
-    log.info("%s", memory.against(taken))
+    log.info("%s", memory.against(allocated(passes, drafter.nbytes if drafter else {})))
     # what is lent takes the longest, for few tokens as for many
     flat = LENT if wanted.kept else None
     return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat), wanted.over_each

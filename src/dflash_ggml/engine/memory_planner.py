@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ..config import EngineConfig
 from ..drafts.drafter import DraftSource
-from ..errors import ConfigError, DeviceError
+from ..errors import DeviceError
 from ..files.gguf import GGUFFile
 from ..files.pairs import EMBEDDED_CONTEXT, EMBEDDED_TARGET
 from ..ggml import stock
@@ -21,11 +21,11 @@ from ..models.target import Target
 from ..state.memory import (
     GRAPHS,
     LENT_EXPERTS,
-    MARGIN,
     MIB,
     KeptExperts,
     MemoryPlan,
     Part,
+    cache_rows,
     fit,
     padded,
     plan,
@@ -39,6 +39,7 @@ from .cpu_offload import expert_sizes, fewest_layers, kept_experts, kept_names, 
 from .kernel_tuning import wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
+from .placement import LAYER, ONE_SIDE, Placement, draft_side, open_cpu, place_layers
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
@@ -47,28 +48,6 @@ SMALL = 6 << 30  # bytes of the weights of a small model
 SHORTER = 1 / 16  # of a context that memory cuts short anyway, which places may take
 _LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
 log = logging.getLogger("dflash_ggml")
-
-
-def choose_device(config: EngineConfig) -> Device:
-    """The GPU `main_gpu` if layers may go there and one is present, else the CPU, which alone has `reference` kernels.
-
-    Raises ConfigError for a missing GPU."""
-    gpus = [d for d in list_devices() if d.is_gpu]
-    if config.n_gpu_layers == 0 or config.reference or not gpus:
-        if config.n_gpu_layers > 0 and not gpus:
-            log.warning(
-                "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
-            )
-        return _open_cpu(config)
-    if config.main_gpu >= len(gpus):
-        raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(gpus)} GPUs")
-    return Device(gpus[config.main_gpu], config.n_threads, stock=config.stock)
-
-
-def _open_cpu(config: EngineConfig) -> Device:
-    # a count asks for the same bits whatever else runs: attention of one column is summed per thread
-    yielding = config.n_threads is None and not config.reproducible and not config.reference
-    return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
 
 
 def has_own_memory(device: Device) -> bool:
@@ -88,6 +67,13 @@ def memory_free(device: Device, limit: int | float | None) -> int:
     return max(min(info.memory_free, wanted - DRIVER), 0)
 
 
+def free_on_sides(device: Device, limit: int | float | None) -> list[int]:
+    """The same of each side but the host; CPUs have one memory and share it."""
+    sides = [side for side in device.sides if side is not device.host]
+    alike = 1 if device.is_gpu else len(sides)
+    return [memory_free(side, limit) // alike for side in sides]
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
     """Memory needs of a pair on a device, before any memory is taken.
@@ -102,6 +88,8 @@ class MemoryNeeds:
         planned: Memory of all parts for so many sequences with such caches and batches.
         kept: Experts that stay in host memory.
         n_states: Sequences decoded in a batch.
+        placement: Which side has what.
+        where: The same in words, by side; empty where there is one.
     """
 
     weights: Weights
@@ -115,6 +103,8 @@ class MemoryNeeds:
     planned: Callable[[int, KvTypes, int], list[Part]]
     kept: KeptExperts | None = None
     n_states: int = 1
+    placement: Placement = ONE_SIDE
+    where: tuple[str, ...] = ()
 
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
@@ -124,10 +114,10 @@ class MemoryNeeds:
         """The same for so many sequences."""
         return replace(self, n_states=n_states, over=over_all(self.over_each, n_states))
 
-    def plan(self, n_ctx: int, free: int, is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
-        """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, or
-        half of them where other programs live there too. Raises DeviceError when none fits; a context that was asked for is only
-        planned."""
+    def plan(self, n_ctx: int, free: int | Sequence[int], is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
+        """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, of
+        each side, or half of them where other programs live there too. Raises DeviceError when none fits; a context that was
+        asked for is only planned."""
         kv, n_batch = self.kv[0], self.batches[-1]
         if is_gpu:
             kv, n_batch = self.choose(n_ctx or min(self.longest, USUAL_CONTEXT), free)
@@ -136,9 +126,16 @@ class MemoryNeeds:
             found = plan(parts, self.over, n_ctx, free)
         else:
             found = fit(parts, self.over, free, self.longest, share=1.0 if is_gpu else 0.5)
-        return kv, n_batch, replace(found, kept=self.kept)
+        return kv, n_batch, self.told(found)
 
-    def choose(self, n_ctx: int, free: int) -> tuple[KvTypes, int]:
+    def told(self, plan: MemoryPlan) -> MemoryPlan:
+        """A plan with what lies where."""
+        if self.where:
+            beside = (replace(one, where=where) for one, where in zip(plan.beside, self.where[1:]))
+            plan = replace(plan, where=self.where[0], beside=tuple(beside))
+        return replace(plan, kept=self.kept)
+
+    def choose(self, n_ctx: int, free: int | Sequence[int]) -> tuple[KvTypes, int]:
         """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
         that fit with them and whose scratch memory is a small part of it, or the smallest of all. Where a batch shares what is
         lent to it, the part may be larger."""
@@ -146,7 +143,8 @@ class MemoryNeeds:
         kv = next(fitting, self.kv[0])
         for n_batch in self.batches[:-1]:
             found = plan(self.parts(kv, n_batch), self.over, n_ctx, free)
-            small = (4 if self.kept else 16) * found.parts[GRAPHS] <= free
+            part = 4 if self.kept else 16
+            small = all(part * one.parts.get(GRAPHS, 0) <= one.free for one in found.devices)
             if found.fits and small and n_batch < 2 * n_ctx:
                 return kv, n_batch
         return kv, self.batches[-1]
@@ -168,16 +166,27 @@ def memory_needs(
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
     kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
-        device.host = _open_cpu(config)
+        device.join(open_cpu(config), is_host=True)
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
-    weights = Weights(device, target.sources(file) if sources is None else sources, kept=kept)
     depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth) if draft or config.prompt_lookup else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
     n_states = max(config.parallel, 1)
-    notes = draft.prepare(device) if draft and prepare else []
+    sources = target.sources(file) if sources is None else sources
+    notes = draft.prepare(device.sides[draft_side(device, config)]) if draft and prepare else []
+    where: tuple[str, ...] = ()
+    placement = ONE_SIDE
+    if sum(side is not device.host for side in device.sides) > 1:
+        placement = _place(device, config, target, draft, sources, kept, kv[0], over_all(over, n_states))
+        where = tuple(
+            placement.words(device, side.index, draft is not None)
+            for side in device.sides
+            if side is not device.host
+        )
+    sides = {name: side for name in sources if (side := placement.side(name))}
+    weights = Weights(device, sources, kept=kept, sides=sides)
     experts = kept_experts(weights, layers)
     if experts and experts.note:
         notes.append(experts.note)
@@ -196,10 +205,47 @@ def memory_needs(
         over_all(over, n_states),
         over,
         notes,
-        partial(memory_parts, device, target, weights, draft, width, decode_window(config)),
+        partial(memory_parts, device, target, weights, draft, width, decode_window(config), placement),
         experts,
         n_states,
+        placement,
+        where,
     )
+
+
+def _place(
+    device: Device,
+    config: EngineConfig,
+    target: Target,
+    draft: DraftSource | None,
+    sources: Mapping[str, Source],
+    kept: Iterable[str],
+    kv: KvTypes,
+    over: int,
+) -> Placement:
+    """Share the layers of a target out among the sides, with what they keep of sequences in a usual context."""
+    n_states = max(config.parallel, 1)
+    rows = cache_rows(config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT), over)
+    spec, first, last = target.state_spec(), 0, draft_side(device, config)
+    layers = [0] * target.n_layers
+    taken = dict.fromkeys(range(len(device.sides)), 0)
+    at = Placement(tuple(range(target.n_layers)))
+    for name, s in sources.items():
+        if name in kept:
+            continue
+        if LAYER.match(name):
+            layers[at.side(name)] += s.nbytes
+        else:
+            taken[first if name.startswith("token_embd") else last] += s.nbytes
+    for i in range(target.n_layers):
+        own = StateSpec((spec.layers[i],))
+        layers[i] += sum(
+            part.nbytes(rows) for part in state_parts(own, device.alignment, kv.target, 0, 0, n_states)
+        )
+    if draft:
+        side = device.sides[last]
+        taken[last] += sum(part.nbytes(rows) for part in draft.parts(side, kv.draft, n_states))
+    return place_layers(device, config, layers, taken, free_on_sides(device, config.gpu_memory))
 
 
 def over_all(over: int, n_states: int) -> int:
@@ -219,54 +265,58 @@ def memory_parts(
     draft: DraftSource | None,
     width: int,
     window: DecodeWindow | None,
+    placement: Placement,
     n_states: int,
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
     """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `window`:
     all that is seen while decoding; `n_states`: sequences."""
-    taps = draft.taps if draft else ()
-    n_weights, columns = weights.wanted, most_columns(width, n_states)
-    parts = [
-        Part("target weights", lambda rows: n_weights),
-        *state_parts(
-            target.state_spec(),
-            device.alignment,
-            kv.target,
-            columns,
-            len(taps) * target.n_embd,
-            n_states,
-            n_batch,
-        ),
-        Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"),
-    ]
-    if draft:
-        parts += draft.parts(device, kv.draft, n_states)
-    # not those of several matrices: their products are others
-    shapes = [(t.ne[0], t.ne[1]) for t in weights.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
-    if taps:
-        shapes.append((len(taps) * target.n_embd, target.n_embd))  # a draft takes the features in
-    if wide := wide_bytes(device, shapes, n_batch):
-        parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
-    if lent := lent_bytes(weights.kept, n_batch):
-        parts.append(Part(LENT_EXPERTS, lambda rows: lent))
+    depth, taps = (draft.depth, draft.taps) if draft else (0, ())
+    columns, spec = most_columns(width, n_states), replace(target.state_spec(), sides=placement.layers)
     # the widest passes: a prefill batch with its features, and the logits of a tree
     logits = 8 * max(columns, 1) * target.n_vocab
-
-    depth = draft.depth if draft else 0
     prompts, trees = (lambda rows: 0), 0
     if not device.has_own_kernels:
-        prompts, trees = composed_bytes(target.state_spec(), n_batch, columns, depth + 1, n_states)
+        prompts, trees = composed_bytes(spec, n_batch, columns, depth + 1, n_states)
+    head = placement.side(target.head_name)
 
-    def scratch(rows: int) -> int:
-        copied = target.state_spec().f16_copy(rows, kv.target) if device.is_gpu else 0
+    def scratch(side: int, rows: int) -> int:
+        if not placement.has_layers(side):  # what it takes in of a batch is the largest
+            return 8 * (n_batch * len(taps) + columns) * target.n_embd
+        copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
         prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
+        most = logits if side == head else 0
         if window is None:
-            return max(prompt, logits, trees)
-        gathered = window.nbytes(max(columns, 1), target.state_spec(), kv.target)
-        return max(prompt, logits + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
+            return max(prompt, most, trees)
+        gathered = window.nbytes(max(columns, 1), spec, kv.target)
+        return max(prompt, most + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
 
-    return [*parts, Part(GRAPHS, scratch, "lower the batch size (-b)")]
+    def on(side: Device) -> list[Part]:
+        is_drafts, n_weights = draft is not None and side.index == placement.draft, weights.wanted_on(side)
+        feature_row = len(taps) * target.n_embd if is_drafts else 0
+        own = spec.on(side.index)
+        parts = [
+            Part("target weights", lambda rows: n_weights),
+            *state_parts(own, side.alignment, kv.target, columns, feature_row, n_states, n_batch),
+        ]
+        if side.index == 0:
+            parts.append(Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"))
+        if draft and is_drafts:
+            parts += draft.parts(side, kv.draft, n_states)
+        here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
+        # not those of several matrices: their products are others
+        shapes = [(t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
+        if feature_row:
+            shapes.append((feature_row, target.n_embd))  # a draft takes the features in
+        if wide := wide_bytes(side, shapes, n_batch):
+            parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
+        if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
+            parts.append(Part(LENT_EXPERTS, lambda rows: lent))
+        parts.append(Part(GRAPHS, partial(scratch, side.index), "lower the batch size (-b)"))
+        return [replace(part, side=side.index) for part in parts]
+
+    return [part for side in device.sides if side is not device.host for part in on(side)]
 
 
 def composed_bytes(
@@ -290,9 +340,8 @@ def _usual(wanted: MemoryNeeds, target: Target, config: EngineConfig, device: De
     in some that are worth it."""
     n_ctx = config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT)
     n_batch = _LENT_BATCH if wanted.kept and _LENT_BATCH in wanted.batches and n_ctx >= _LENT_BATCH else 0
-    return plan(
-        wanted.parts(wanted.kv[0], n_batch), wanted.over, n_ctx, memory_free(device, config.gpu_memory)
-    )
+    free = free_on_sides(device, config.gpu_memory)
+    return plan(wanted.parts(wanted.kv[0], n_batch), wanted.over, n_ctx, free)
 
 
 def fitting_needs(
@@ -349,7 +398,7 @@ def layers_to_keep(
         return 0
     now = _usual(wanted, target, config, device)
     kept = wanted.kept.layers if wanted.kept else 0
-    first = fewest_layers(sizes, sum(sizes[:kept]) + now.total + MARGIN - now.free)
+    first = fewest_layers(sizes, sum(sizes[:kept]) + sum(one.missing for one in now.devices))
     return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
 
@@ -362,7 +411,7 @@ def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> 
     """
     if config.fa_window or config.reproducible:
         return 1
-    free = memory_free(device, config.gpu_memory)
+    free = free_on_sides(device, config.gpu_memory)
 
     def planned(n_states: int) -> tuple[KvTypes, int, MemoryPlan]:
         return wanted.for_sequences(n_states).plan(config.n_ctx, free, device.is_gpu)
@@ -390,7 +439,8 @@ def plan_needs(
 ) -> tuple[KvTypes, int, MemoryPlan]:
     """`MemoryNeeds.plan` with what is free. Raises DeviceError for what does not fit memory of a device's own."""
     try:
-        kv, n_batch, memory = wanted.plan(config.n_ctx, memory_free(device, config.gpu_memory), device.is_gpu)
+        free = free_on_sides(device, config.gpu_memory)
+        kv, n_batch, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
         if has_own_memory(device):
             memory.check(wanted.parts(kv, n_batch))
         return kv, n_batch, memory
@@ -399,4 +449,8 @@ def plan_needs(
             raise DeviceError(
                 f"{error}; it fits with the experts of {layers} layers in the host's memory (--n-cpu-moe {layers})"
             ) from error
+        n = sum(info.is_gpu for info in list_devices())
+        if device.is_gpu and n > 1 and not wanted.where:
+            more = f"{error}; there are {n} GPUs, and -sm layer shares the layers out among them"
+            raise DeviceError(more) from error
         raise

@@ -6,6 +6,7 @@ A pass knows where rows lie and what a mask hides; it knows nothing of drafts, s
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,12 +28,14 @@ from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import SlotMask
+from ..state.memory import SCRATCH, part_on
 from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
 from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
 from .outputs import PassOutputs
+from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
 GRAPHS = 48  # that are kept for one sequence; several have their own
@@ -68,10 +71,12 @@ class TargetPasses(PassOutputs):
         window: DecodeWindow | None = None,
         n_states: int = 1,
         n_batch: int = 0,
+        placement: Placement = ONE_SIDE,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
-        is seen while decoding; `state indices`: sequences; `n_batch`: tokens of the longest linear pass."""
+        is seen while decoding; `state indices`: sequences; `n_batch`: tokens of the longest linear pass;
+        `placement`: what lies on which side of the device."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
@@ -80,8 +85,17 @@ class TargetPasses(PassOutputs):
         feature_row = len(taps) * target.n_embd
         self.most_columns = most_columns(max_width, n_states)
         self.state = TargetState(
-            device, target.state_spec(), kv_type, n_rows, self.most_columns, feature_row, n_states, n_batch
+            device,
+            replace(target.state_spec(), sides=placement.layers),
+            kv_type,
+            n_rows,
+            self.most_columns,
+            feature_row,
+            n_states,
+            n_batch,
+            device.sides[placement.draft],
         )
+        self.placement = placement
         # a path of prompt lookup may be as long as the tree is wide
         self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
@@ -115,11 +129,12 @@ class TargetPasses(PassOutputs):
         bucket = self.bucket(rows)
         return bucket if columns == 1 and self.device.is_gpu else self.n_rows
 
-    @property
-    def nbytes(self) -> dict[str, int]:
-        """Device bytes by part, named as in the memory plan."""
-        mask = self.tree_mask.nbytes if self.tree_mask else 0
-        return {"target weights": self.weights.nbytes, **self.state.nbytes, "tree mask": mask}
+    def nbytes_on(self, side: Device) -> dict[str, int]:
+        """Bytes on a side by part, named as in the memory plan."""
+        found = {"target weights": self.weights.nbytes_on(side), **self.state.nbytes_on(side)}
+        if side.index == 0:
+            found["tree mask"] = self.tree_mask.nbytes if self.tree_mask else 0
+        return found
 
     @property
     def takes_several(self) -> bool:
@@ -421,3 +436,16 @@ class TargetPasses(PassOutputs):
         if self.tree_mask is not None:
             self.tree_mask.close()
         self.weights.close()
+
+
+def allocated(passes: TargetPasses, of_draft: dict[str, int]) -> dict[str, int]:
+    """Device bytes by part of a target and its draft, named as in the memory plan, and the graphs' scratch."""
+    device, found = passes.device, dict[str, int]()
+    for side, scratch in zip(device.sides, passes.workspace.sizes):
+        if side is device.host:
+            continue
+        own = passes.nbytes_on(side) | (of_draft if side.index == passes.placement.draft else {})
+        for name, size in (own | {SCRATCH: scratch}).items():
+            if side.index == 0 or size:
+                found[part_on(name, side.label) if side.index else name] = size
+    return found

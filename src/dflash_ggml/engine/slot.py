@@ -224,7 +224,10 @@ class Slot:
         assert kv.lent is not None
         first = min(padded(held, UNIT), (kv.lent.stop - n) // UNIT * UNIT)
         other = Sequence(first_slot=first, state_index=sequence.state_index)
-        live, rings = state.live(sequence.state_index), [kept for ring in state.rings for kept in ring.kept]
+        live, rings = (
+            state.live_parts(sequence.state_index),
+            [kept for ring in state.rings for kept in ring.kept],
+        )
         tensors = Tensors(
             self.engine.device, live, state.kv.slices, other.first_slot, rings, sequence.state_index
         )

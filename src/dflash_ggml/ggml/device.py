@@ -20,7 +20,6 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
-DEVICE, HOST = 0, 1  # sides of a device that has a host beside it, and the numbers of their scratch memory
 _PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
@@ -216,13 +215,16 @@ class Device:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
         self.buffers = Buffers()
         self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
-        # the CPU that computes with the weights whose keys are `kept`: they stay in its memory
-        self.host: Device | None = None
-        self.kept: set[int] = set()
+        # all that share its graphs, this one included, and which of them it is; see `join`
+        self.sides: list[Device] = [self]
+        self.index, self.main = 0, self
+        self.host: Device | None = None  # the side that is a CPU with weights of its own
+        self.has_layers = True
+        self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
         self.locked: list[
             tuple[int, int]
         ] = []  # pages of the host, address and bytes, that it reads by itself
-        self._mark = ffi.NULL
+        self._mark = self._free = ffi.NULL
 
     @classmethod
     def cpu(
@@ -266,11 +268,41 @@ class Device:
         pinned = lib.ggml_backend_dev_host_buffer_type(self.info.handle)
         if pinned != ffi.NULL:
             return pinned
-        return self.buffer_type if self.host is None else self.host.buffer_type
+        host = self.main.host
+        return self.buffer_type if host is None else host.buffer_type
 
-    def side(self, t) -> int:
-        """DEVICE, or HOST for a weight that the host keeps."""
-        return HOST if self.kept and key(t) in self.kept else DEVICE
+    def join(self, other: Device, is_host: bool = False, has_layers: bool = True) -> Device:
+        """Let another device share the graphs of this one, which are cut where tensors cross between them, and be closed with it.
+
+        is_host: it is the CPU that computes with weights which stay in its memory, and comes last. has_layers: layers may lie
+        there. Returns `other`."""
+        assert self.host is None, "the host comes last"
+        other.has_layers = has_layers and not is_host
+        other.main, other.index, other.sides, other.homes = self, len(self.sides), self.sides, self.homes
+        other.lock = self.lock
+        self.sides.append(other)
+        if is_host:
+            self.host = other
+        return other
+
+    @property
+    def label(self) -> str:
+        """Its name, made different from those of other sides."""
+        alike = [side for side in self.sides[: self.index] if side.info.name == self.info.name]
+        return f"{self.info.name}#{len(alike)}" if alike else self.info.name
+
+    def side(self, t) -> int | None:
+        """The number of the side in whose memory a tensor lies; None where it has no memory yet."""
+        buffer = (t if t.view_src == ffi.NULL else t.view_src).buffer
+        return None if buffer == ffi.NULL else self.homes.get(key(buffer), 0)
+
+    def owner(self, t) -> Device:
+        """The side in whose memory a tensor lies."""
+        return self.sides[self.side(t) or 0]
+
+    def holds(self, buffer) -> None:
+        """Memory of this side's that outlives graphs."""
+        self.homes[key(buffer)] = self.index
 
     @property
     def alignment(self) -> int:
@@ -325,15 +357,16 @@ class Device:
 
     def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
-        self._waits()
+        self.main._waits()
         if out.nbytes:
             with self.lock:
-                pinned = self._pinned.array[: out.nbytes]
+                owner = self if len(self.sides) == 1 else self.owner(t)
+                pinned = owner._pinned.array[: out.nbytes]
                 landing = pinned if len(pinned) == out.nbytes else out
                 lib.ggml_backend_tensor_get_async(
-                    self.backend, t, ffi.from_buffer(landing, require_writable=True), offset, out.nbytes
+                    owner.backend, t, ffi.from_buffer(landing, require_writable=True), offset, out.nbytes
                 )
-                lib.ggml_backend_synchronize(self.backend)
+                lib.ggml_backend_synchronize(owner.backend)
                 if landing is not out:
                     out[:] = landing
         return out
@@ -342,10 +375,9 @@ class Device:
         """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
         if array.nbytes:
             with self.lock:
-                lib.ggml_backend_tensor_set_async(
-                    self.backend, t, ffi.from_buffer(array), offset, array.nbytes
-                )
-                lib.ggml_backend_synchronize(self.backend)
+                backend = self.owner(t).backend
+                lib.ggml_backend_tensor_set_async(backend, t, ffi.from_buffer(array), offset, array.nbytes)
+                lib.ggml_backend_synchronize(backend)
 
     def use_narrow_products(
         self,
@@ -360,15 +392,17 @@ class Device:
         Raises ValueError for widths outside 1..64."""
         if not 1 <= min_width <= max_width <= NARROW_COLUMNS:
             raise ValueError(f"widths {min_width}..{max_width} are outside 1..{NARROW_COLUMNS}")
-        if self.info.name.startswith("CUDA"):
-            with self.lock:
-                lib.ggml_backend_cuda_set_narrow_mul_mat(self.backend, type_, min_width, max_width, on)
+        for side in self.sides:
+            if side.info.name.startswith("CUDA"):
+                with self.lock:
+                    lib.ggml_backend_cuda_set_narrow_mul_mat(side.backend, type_, min_width, max_width, on)
 
     def use_wide_products(self, on: bool, type_: int = lib.GGML_TYPE_COUNT) -> None:
         """CUDA: our way with products of more than 64 columns (the default), or ggml's own; see `use_narrow_products`."""
-        if self.info.name.startswith("CUDA"):
-            with self.lock:
-                lib.ggml_backend_cuda_set_wide_mul_mat(self.backend, type_, on)
+        for side in self.sides:
+            if side.info.name.startswith("CUDA"):
+                with self.lock:
+                    lib.ggml_backend_cuda_set_wide_mul_mat(side.backend, type_, on)
 
     def run(self, cgraph) -> None:
         """`compute`. Raises DeviceError when the backend fails."""
@@ -412,14 +446,20 @@ class Device:
         return self._pool.n_threads if self._pool else self.n_threads
 
     def synchronize(self) -> None:
-        """Wait for all graphs."""
+        """Wait for all graphs, on all sides."""
+        for side in self.sides:
+            side.finish()
+
+    def finish(self) -> None:
+        """Wait for all that this side alone was asked for."""
         self._waits()
         lib.ggml_backend_synchronize(self.backend)
 
     def settle(self) -> None:
         """Wait for graphs that may still use memory which is about to go. CUDA's free waits by itself, others' do not."""
-        if self.is_gpu and self.view_alignment > 1 and self.backend != ffi.NULL:
-            lib.ggml_backend_synchronize(self.backend)
+        for side in self.sides:
+            if side.is_gpu and side.view_alignment > 1 and side.backend != ffi.NULL:
+                lib.ggml_backend_synchronize(side.backend)
 
     def can_mark(self) -> bool:
         """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory nobody else writes to."""
@@ -435,15 +475,36 @@ class Device:
         """Wait for all that was asked for before the last mark."""
         lib.ggml_backend_event_synchronize(self._mark)
 
+    def copy(self, source, other: Device, twin) -> None:
+        """Copy `source`, of this side's, to `twin` of another's, in the order of both's work.
+
+        Two GPUs of one CUDA or HIP backend see to the order themselves; all others are waited for."""
+        if self.is_gpu and self._kind in ("CUDA", "ROCm") and self._kind == other._kind:
+            # ggml lets `other` wait for the copy; the copy has to wait for what still reads the memory of `twin`
+            if other._free == ffi.NULL:
+                other._free = lib.ggml_backend_event_new(other.info.handle)
+            lib.ggml_backend_event_record(other._free, other.backend)
+            lib.ggml_backend_event_wait(self.backend, other._free)
+        else:
+            self.finish()
+            other.finish()
+        lib.ggml_backend_tensor_copy_async(self.backend, other.backend, source, twin)
+
+    @property
+    def _kind(self) -> str:
+        """Its backend's name."""
+        return self.info.name.rstrip("0123456789")
+
     def close(self) -> None:
-        """Free the backend, and its host's. Every store, graph and workspace on it must be closed before."""
+        """Free the backend, and those of its other sides. Every store, graph and workspace on it must be closed before."""
+        others, self.sides, self.host = self.sides[1:] if self.main is self else [], [self], None
+        for other in others:
+            other.close()
         self._pinned.close()
-        if self._mark != ffi.NULL:
-            lib.ggml_backend_event_free(self._mark)
-            self._mark = ffi.NULL
-        if self.host is not None:
-            self.host.close()
-            self.host = None
+        for event in (self._mark, self._free):
+            if event != ffi.NULL:
+                lib.ggml_backend_event_free(event)
+        self._mark = self._free = ffi.NULL
         if self.backend != ffi.NULL:
             lib.ggml_backend_free(self.backend)
             self.backend = ffi.NULL

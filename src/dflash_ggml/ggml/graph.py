@@ -12,9 +12,9 @@ import numpy as np
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import DEVICE, HOST, I32, NUMPY_TYPES, Device, key
+from .device import I32, NUMPY_TYPES, Device, key
 from .operations import Operations
-from .split import Split
+from .split import Division, Split
 from .store import Store, Workspace, is_host
 
 _TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
@@ -46,14 +46,18 @@ class Graph(Operations):
     """
 
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
-        self.device = device
+        self.device = device = device.main
         if (
             not device.has_own_kernels
         ):  # each operation of ours becomes up to 40, each layer's of a commit by itself
             max_nodes = 4 * max_nodes + 4096
-        size = 2 * max_nodes * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead_custom(max_nodes, False)
+        graphs = min(len(device.sides), 2)  # that it was built as, and that it is divided into
+        size = 2 * max_nodes * lib.ggml_tensor_overhead() + graphs * lib.ggml_graph_overhead_custom(
+            max_nodes, False
+        )
         self._arena = ffi.from_buffer("char[]", _pages(size), require_writable=True)
         self.ctx = lib.ggml_init({"mem_size": size, "mem_buffer": self._arena, "no_alloc": True})
+        self._max_nodes = max_nodes
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Any] = {}
@@ -63,10 +67,11 @@ class Graph(Operations):
         self._derived: dict[tuple, list] = {}  # tensors by what they are derived from, see `derive`
         self._placings: list[Callable[[], None]] = []  # make these once there is memory:
         self._derivations: list[Callable[[], object]] = []
-        self._crossings: dict[int, int] = {}  # nodes that lead to the host or back, see `to_host`
+        self._crossings: dict[int, int] = {}  # nodes that lead to another side, see `to_host`
         self._split: Split | None = None
-        self._together = Store(device, 1)
-        self._uploads: list[tuple] = []  # tensor, its bytes on the host, how many
+        self._together: list[Store] = []
+        self._replicas: dict[int, dict[int, Any]] = {}  # by side: inputs that it has too
+        self._uploads: list[tuple] = []  # backend, tensor, its bytes on the host, how many
         self._workspace: Workspace | None = None
         self._generation = -1
 
@@ -139,7 +144,8 @@ class Graph(Operations):
         """Give the graph its memory, once. Raises DeviceError when there is not enough, or the device lacks an operation."""
         if self._workspace is not None:
             raise ValueError("a graph is placed once; build another")
-        self._split = Split(self.device, self.cgraph, self._crossings) if self._crossings else None
+        if len(self.device.sides) > 1 and self._split is None:
+            self._divide()
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
             owner = self._split.owner(i) if self._split else self.device
@@ -163,20 +169,53 @@ class Graph(Operations):
             values()
         return self
 
+    def _divide(self) -> None:
+        """Share the graph out among the device's sides."""
+        large = {key(i.tensor) for i in self.inputs.values() if i.nbytes > _TOGETHER}
+
+        def replica(t, side: int):
+            if key(t) in large:
+                return None
+            twin = lib.ggml_new_tensor(self.ctx, t.type, 4, t.ne)
+            lib.ggml_set_input(twin)
+            self._replicas.setdefault(side, {})[key(t)] = twin
+            return twin
+
+        found = Division(self.device, self.ctx, self.cgraph, self._crossings, self._max_nodes, replica)
+        self.cgraph = found.cgraph
+        if found.crossings or any(found.sides):
+            self._split = Split(self.device, found.cgraph, found.sides, found.crossings)
+
     def _gather(self, inputs: list[Input]) -> None:
-        """Put inputs side by side in memory of their own, so that one copy brings them all to the device."""
+        """Put inputs side by side in memory of their own, so that one copy brings them all to a device."""
         unit = self.device.alignment
         ends = np.cumsum([-(-i.nbytes // unit) * unit for i in inputs]).tolist()
         if not ends:
             return
-        whole = self._together.tensor(I32, -(-ends[-1] // 4), name="inputs")
-        self._together.allocate()
+        whole = self._inputs_on(self.device, ends[-1])
         memory = self._host_memory(whole)
         for i, at in zip(inputs, [0, *ends]):
-            address = ffi.cast("char *", whole.data) + at
-            if lib.ggml_backend_tensor_alloc(whole.buffer, i.tensor, address) != lib.GGML_STATUS_SUCCESS:
-                raise DeviceError(f"{self.device.info.name}: an input could not be placed")
+            self._put(i.tensor, whole, at)
             i.use(memory[at : at + i.nbytes])
+        for side, replicas in self._replicas.items():
+            there = self._inputs_on(self.device.sides[side], ends[-1])
+            self._upload(there, memory, self.device.sides[side])
+            for i, at in zip(inputs, [0, *ends]):
+                if (twin := replicas.get(key(i.tensor))) is not None:
+                    self._put(twin, there, at)
+
+    def _inputs_on(self, side: Device, size: int):
+        """A tensor of a side's that holds inputs."""
+        store = Store(side, 1)
+        self._together.append(store)
+        whole = store.tensor(I32, -(-size // 4), name="inputs")
+        store.allocate()
+        return whole
+
+    def _put(self, t, whole, at: int) -> None:
+        address = ffi.cast("char *", whole.data) + at
+        if lib.ggml_backend_tensor_alloc(whole.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+            raise DeviceError(f"{self.device.info.name}: an input could not be placed")
 
     def _host_memory(self, t) -> np.ndarray:
         """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads. One that no operation
@@ -186,8 +225,12 @@ class Graph(Operations):
         if is_host(t):
             return np.frombuffer(ffi.buffer(t.data, lib.ggml_nbytes(t)), np.uint8)
         memory = np.zeros(lib.ggml_nbytes(t), np.uint8)
-        self._uploads.append((t, ffi.from_buffer(memory), memory.nbytes))
+        self._upload(t, memory, self.device)
         return memory
+
+    def _upload(self, t, memory: np.ndarray, side: Device) -> None:
+        """Have each run bring bytes to a tensor of this side's."""
+        self._uploads.append((side.backend, t, ffi.from_buffer(memory), memory.nbytes))
 
     @property
     def valid(self) -> bool:
@@ -220,8 +263,7 @@ class Graph(Operations):
         for derive in self._derivations:
             derive()
         with self.device.lock:
-            backend = self.device.backend
-            for tensor, memory, size in self._uploads:
+            for backend, tensor, memory, size in self._uploads:
                 lib.ggml_backend_tensor_set_async(backend, tensor, memory, 0, size)
             if self._split:
                 self._split.run()
@@ -235,7 +277,8 @@ class Graph(Operations):
         self._derivations.clear()
         if self._split:
             self._split.close()
-        self._together.close()
+        for store in self._together:
+            store.close()
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
             self.ctx = ffi.NULL
@@ -244,18 +287,23 @@ class Graph(Operations):
 
     def is_kept(self, t) -> bool:
         """Whether `t` is a weight that the device's host keeps; what computes with it takes `to_host` and `to_device`."""
-        return self.device.side(t) == HOST
+        host = self.device.host
+        return host is not None and self.device.side(t) == host.index
 
     def to_host(self, *results) -> list:
         """Copies of results of the device, from which the host computes; what is computed from them is the host's too."""
+        assert self.device.host is not None
+        host = self.device.host.index
         # all are packed before the first leaves, so that the device is asked once
         packed = [self.expand(t if lib.ggml_is_contiguous(t) else self.cont(t)) for t in results]
-        return [self._cross(t, HOST) for t in packed]
+        return [self._cross(t, host) for t in packed]
 
-    def to_device(self, t):
-        """A copy of `t`, a result of the host or a weight that it keeps, on the device."""
+    def to_device(self, t, beside=None):
+        """A copy of `t`, a result of the host or a weight that it keeps, on the device, or on the side of it where the weight
+        `beside` lies."""
         # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's products clear it before they do
-        return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), DEVICE)
+        side = 0 if beside is None else self.device.side(beside) or 0
+        return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), side)
 
     def _cross(self, t, side: int):
         twin = lib.ggml_cont(self.ctx, t)

@@ -1,69 +1,257 @@
-"""A graph over a device and the CPU beside it: one ggml graph, cut where a tensor crosses from one to the other.
+"""A graph over several devices: one ggml graph, cut where a tensor crosses from one to another.
+
+A device has sides: itself, others that hold layers or a draft, and the CPU beside them that keeps weights in its memory. A node
+is computed where the weights or the state that it reads lie, any other where the newest of its sources was; what it reads from
+elsewhere crosses once to each side that wants it. Nobody says in which layer that is: models are built as for one device.
 
 A crossing is a node that ggml never computes: its memory lies on the other side, and the bytes of its source are copied there.
 So ggml's allocator sees one graph, what is needed late stays where it is, and every part between crossings keeps an identity of
 its own, by which a GPU replays it.
 
-ggml_backend_sched was the other design. It splits one graph at a time: of the graphs that alternate here (plain, verify, draft,
-commit) each would be cut again, and compared node by node, at every turn; and for many columns it waits for the ids of the
-experts to copy them one by one, where whole matrices are wanted anyway.
+ggml_backend_sched was the other design (docs/decisions/0009, 0010).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from .bindings import ffi, lib
-from .device import DEVICE, HOST, Device, key
+from .device import Device, key
 
-_NO_WORK = {"NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
+_VIEWS = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
+_NO_WORK = {"NONE", *_VIEWS}
+
+
+class Division:
+    """Which side computes each node of a graph, and the crossings that this takes.
+
+    Attributes:
+        cgraph: The graph; another one, in another order, where crossings had to be added.
+        sides: Of each of its nodes.
+        crossings: Node -> the side that it leads to.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        ctx: Any,
+        cgraph: Any,
+        crossings: Mapping[int, int],
+        size: int,
+        replica: Callable[[Any, int], Any],
+    ) -> None:
+        """Args:
+        crossings: Those that the graph has already.
+        size: Nodes that a graph may have.
+        replica: (input, side) -> the same input on that side, None where it has to cross.
+        """
+        self.device, self.cgraph, self.crossings = device, cgraph, dict(crossings)
+        self._ctx, self._size, self._replica = ctx, size, replica
+        self._nodes = [lib.ggml_graph_node(cgraph, i) for i in range(lib.ggml_graph_n_nodes(cgraph))]
+        self._ops = [ffi.string(lib.ggml_op_desc(node)).decode() for node in self._nodes]
+        self._order = {key(node): i for i, node in enumerate(self._nodes)}
+        # None: of inputs alone, so that it can be anywhere
+        self._side: dict[int, int | None] = {}
+        self._twins: dict[tuple[int, int], Any] = {}  # what has crossed, or was made again of what has
+        self._assign()
+        if self._rewire():
+            self._order_anew()
+        self.sides, last = list[int](), 0
+        for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
+            node = lib.ggml_graph_node(self.cgraph, i)
+            is_view = ffi.string(lib.ggml_op_desc(node)).decode() in _NO_WORK
+            last = last if is_view else self._side.get(key(node)) or 0
+            self.sides.append(last)
+
+    # ---- who computes what
+
+    def _assign(self) -> None:
+        for i, node in enumerate(self._nodes):
+            self._side[key(node)] = self._of_node(i, node)
+        for node in self._nodes:
+            side = self._side[key(node)]
+            if side is not None and key(node) not in self.crossings:
+                for t in _sources(node):
+                    self._settle(t, side)
+        for i, node in enumerate(self._nodes):
+            if self._side[key(node)] is None and self._ops[i] not in _VIEWS:
+                self._side[key(node)] = 0
+        for node in self._nodes:  # what leads to where its source lies is no crossing
+            at = key(node)
+            if at in self.crossings and self._lies(node.src[0]) == self.crossings[at]:
+                del self.crossings[at]
+
+    def _of_node(self, i: int, node) -> int | None:
+        if (side := self.crossings.get(key(node))) is not None:
+            return side
+        if (side := self.device.side(node)) is not None:
+            return side
+        if node.view_src != ffi.NULL:
+            return self._side.get(key(node.view_src))
+        # the factors of a rotation are one tensor for all layers
+        read = _sources(node)[: 2 if self._ops[i] == "ROPE" else None]
+        for t in read:
+            if (side := self.device.side(t)) is not None:
+                first = self._order.get(key(node.src[0]))
+                if self._ops[i] == "MUL" and first is not None and self._ops[first] == "RMS_NORM":
+                    self._side[key(node.src[0])] = (
+                        side  # a norm goes with its weight: then its source alone crosses
+                    )
+                return side
+        known = [t for t in read if self._side.get(key(t)) is not None]
+        return self._side[key(max(known, key=lambda t: self._order[key(t)]))] if known else None
+
+    def _settle(self, t, side: int) -> None:
+        """What is made of inputs alone is computed on the side that asks first."""
+        at = key(t)
+        if at not in self._order or self._side[at] is not None:
+            return
+        if t.view_src != ffi.NULL:
+            self._settle(t.view_src, side)
+            self._side[at] = self._side.get(key(t.view_src))
+            return
+        self._side[at] = side
+        for source in _sources(t):
+            self._settle(source, side)
+
+    def _lies(self, t) -> int | None:
+        """The side in whose memory a tensor is; None for an input or a part of one, which is wherever it is wanted."""
+        if (side := self.device.side(t)) is not None:
+            return side
+        return self._side.get(key(t if t.view_src == ffi.NULL else t.view_src))
+
+    # ---- what crosses
+
+    def _rewire(self) -> bool:
+        """Let nodes read twins of what lies elsewhere; whether any does."""
+        for node in self._nodes:
+            side = self._side[key(node)]
+            if side is None or key(node) in self.crossings:
+                continue
+            for i in range(len(node.src)):
+                t = node.src[i]
+                if t != ffi.NULL and (twin := self._moved(t, side)) is not t:
+                    node.src[i] = twin
+        return bool(self._twins)
+
+    def _moved(self, t, side: int):
+        """`t`, or what stands for it on another side."""
+        lies, root = self._lies(t), t if t.view_src == ffi.NULL else t.view_src
+        if lies == side or (lies is None and side == 0):
+            return t
+        if (twin := self._twins.get((key(t), side))) is None:
+            if lies is None and root is t:
+                twin = self._replica(t, side) or self._cross(t, side)
+            elif lies is None or (
+                self.device.side(root) is None and ffi.string(lib.ggml_op_desc(t)).decode() in _VIEWS
+            ):
+                twin = self._view_of(self._moved(root, side), t)
+            else:
+                twin = self._cross(t, side)
+            self._side.setdefault(key(twin), side)
+            self._twins[key(t), side] = twin
+        return twin
+
+    def _cross(self, t, side: int):
+        if not lib.ggml_is_contiguous(t):
+            packed = lib.ggml_cont(self._ctx, t)
+            self._side[key(packed)] = self._lies(t)
+            t = packed
+        twin = lib.ggml_cont(self._ctx, t)
+        self.crossings[key(twin)] = side
+        return twin
+
+    def _view_of(self, root, t):
+        """The view that `t` is of one tensor, of another like that."""
+        view = lib.ggml_view_4d(self._ctx, root, 1, 1, 1, 1, t.nb[1], t.nb[2], t.nb[3], t.view_offs)
+        view.type = t.type
+        for i in range(4):
+            view.ne[i], view.nb[i] = t.ne[i], t.nb[i]
+        return view
+
+    # ---- in which order
+
+    def _order_anew(self) -> None:
+        """Another graph, with what was added. A side computes all that it can before another has its turn, so that the graph has
+        few parts; each keeps its own order. What crosses at a model's word does so where it stands, for work beside it."""
+        whole = lib.ggml_new_graph_custom(self._ctx, self._size, False)
+        waiting: list[list[int]] = [[] for _ in self.device.sides]
+        for i, node in enumerate(self._nodes):
+            if (side := self._side[key(node)]) is not None:
+                side = side if key(node) not in self.crossings else self._lies(node.src[0]) or 0
+                waiting[side].append(i)
+        arriving = [
+            [t for (_, to), t in self._twins.items() if to == side and key(t) in self.crossings]
+            for side in range(len(waiting))
+        ]
+        done: set[int] = set()
+        heads = [0] * len(waiting)
+
+        def is_ready(side: int) -> bool:
+            if heads[side] == len(waiting[side]):
+                return False
+            return all(self._has(t, done) for t in _sources(self._nodes[waiting[side][heads[side]]]))
+
+        while ready := [side for side in range(len(waiting)) if is_ready(side)]:
+            side = min(ready, key=lambda side: waiting[side][heads[side]])
+            for twin in arriving[side]:  # at once, so that they do not part what the side computes
+                if self._has(twin.src[0], done):
+                    lib.ggml_build_forward_expand(whole, twin)
+            while is_ready(side):
+                node = self._nodes[waiting[side][heads[side]]]
+                lib.ggml_build_forward_expand(whole, node)
+                done.add(key(node))
+                heads[side] += 1
+        assert heads == [len(of) for of in waiting], "nodes wait for each other"
+        self.cgraph = whole
+
+    def _has(self, t, done: set[int]) -> bool:
+        """Whether a source is computed, or needs nothing but what is."""
+        at = key(t)
+        if at in done:
+            return True
+        if self._side.get(at) is not None and at in self._order:
+            return False
+        return all(self._has(source, done) for source in _sources(t))
 
 
 class Split:
-    """The parts and crossings of one graph, in order.
+    """The parts and crossings of one graph, in order: what a run does."""
 
-    crossings: node -> the side that it leads to. A node belongs to the side of what it reads; weights that lie with the host are
-    the host's, all else that no node computes is the device's.
-    """
-
-    def __init__(self, device: Device, cgraph, crossings: Mapping[int, int]) -> None:
-        """Raises ValueError for a node that reads from both sides."""
-        assert device.host is not None
-        self.device, self.host = device, device.host
+    def __init__(
+        self, device: Device, cgraph: Any, sides: Sequence[int], crossings: Mapping[int, int]
+    ) -> None:
+        """sides: of each node; crossings: node -> the side that it leads to, see Division."""
+        self.device, self.sides = device, list(sides)
         self._cgraph, self._crossings = cgraph, crossings
-        self.sides: list[int] = []  # of each node
-        found: dict[int, int] = {}
-        for i in range(lib.ggml_graph_n_nodes(cgraph)):
-            node = lib.ggml_graph_node(cgraph, i)
-            side = crossings.get(key(node))
-            if side is None:
-                read = {found.get(key(t), device.side(t)) for t in node.src if t != ffi.NULL}
-                if len(read) > 1:
-                    raise ValueError(f"'{ffi.string(node.name).decode()}' reads what lies on both sides")
-                side = read.pop() if read else DEVICE
-            found[key(node)] = side
-            self.sides.append(side)
         self._parts: list[Any] = []
         self._actions: list[Callable[[], object]] = []
-        # while the list is made: copies since the last mark that nothing waits for; whether some since the last wait came here
-        self._is_copying, self._brings = True, False
+        # while the list is made, by side: copies since the last mark that nothing waits for; whether some since the last wait
+        # went to the host
+        n = len(device.sides)
+        self._is_copying, self._brings = [True] * n, [False] * n
 
     def owner(self, i: int) -> Device | None:
         """Who computes node `i`; None for a crossing."""
         if key(lib.ggml_graph_node(self._cgraph, i)) in self._crossings:
             return None
-        return self.host if self.sides[i] == HOST else self.device
+        return self.device.sides[self.sides[i]]
 
     def cut(self) -> None:
         """Make the list of what a run does, once the graph has its memory."""
         first, n = 0, len(self.sides)
+        lies: dict[int, int] = {}
         for i in range(n):
             node = lib.ggml_graph_node(self._cgraph, i)
+            lies[key(node)] = self.sides[i]
             if key(node) in self._crossings:
                 self._add_part(first, i)
-                self._add_copy(node, self.sides[i])
+                source = node.src[0]
+                at = lies.get(key(source if source.view_src == ffi.NULL else source.view_src))
+                by = self.device.owner(source) if at is None else self.device.sides[at]
+                self._add_copy(node, by, self.device.sides[self.sides[i]])
                 first = i + 1
             elif i > first and self.sides[i] != self.sides[i - 1]:
                 self._add_part(first, i)
@@ -71,7 +259,7 @@ class Split:
         self._add_part(first, n)
 
     def run(self) -> None:
-        """Do it all; the device may still be at it on return. Raises DeviceError when a backend fails."""
+        """Do it all; devices may still be at it on return. Raises DeviceError when a backend fails."""
         for action in self._actions:
             action()
 
@@ -79,15 +267,20 @@ class Split:
         self._actions.clear()
         self._parts.clear()
 
-    def _add_copy(self, node, side: int) -> None:
-        """The bytes of a crossing's source, in the order of the device's other work."""
-        source, size = node.src[0], lib.ggml_nbytes(node)
-        if side == HOST:
-            copy = partial(lib.ggml_backend_tensor_get_async, self.device.backend, source, node.data, 0, size)
+    def _add_copy(self, node, by: Device, to: Device) -> None:
+        """The bytes of a crossing's source, in the order of the other work of the devices on both ends."""
+        source, size, host = node.src[0], lib.ggml_nbytes(node), self.device.host
+        if host is None or (by is not host and to is not host):
+            self._actions.append(partial(by.copy, source, to, node))
+            return
+        if to is host:
+            copy = partial(lib.ggml_backend_tensor_get_async, by.backend, source, node.data, 0, size)
         else:
-            copy = partial(lib.ggml_backend_tensor_set_async, self.device.backend, node, source.data, 0, size)
+            by = to
+            copy = partial(lib.ggml_backend_tensor_set_async, by.backend, node, source.data, 0, size)
         self._actions.append(copy)
-        self._is_copying, self._brings = True, self._brings or side == HOST
+        self._is_copying[by.index] = True
+        self._brings[by.index] |= to is host
 
     def _add_part(self, first: int, end: int) -> None:
         """Nodes that one side computes, none of which is a crossing."""
@@ -96,15 +289,24 @@ class Split:
             return
         part = ffi.gc(lib.dflash_graph_part(self._cgraph, first, end), lib.dflash_graph_part_free)
         self._parts.append(part)
-        if self.sides[first] == HOST:
+        side = self.sides[first]
+        who = self.device.sides[side]
+        if who is self.device.host:
             # copies read and write what the host is about to use; behind the event is work that it need not wait for
-            if self._is_copying:
-                self._actions.append(self.device.synchronize)
-            elif self._brings:
-                self._actions.append(self.device.wait_for_mark)
-            self._is_copying = self._brings = False
-        elif self._brings and self._is_copying and self.device.can_mark():
-            self._actions.append(self.device.mark)
-            self._is_copying = False
-        who = self.host if self.sides[first] == HOST else self.device
+            for i, other in enumerate(self.device.sides):
+                if other is who:
+                    continue
+                if self._is_copying[i]:
+                    self._actions.append(other.finish)
+                elif self._brings[i]:
+                    self._actions.append(other.wait_for_mark)
+                self._is_copying[i] = self._brings[i] = False
+        elif self._brings[side] and self._is_copying[side] and who.can_mark():
+            self._actions.append(who.mark)
+            self._is_copying[side] = False
         self._actions.append(partial(who.run, part))
+
+
+def _sources(node) -> list:
+    """What a node reads; a cast names itself as what it writes."""
+    return [t for t in node.src if t not in (ffi.NULL, node)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..errors import DeviceError
 from .bindings import ffi, lib
-from .device import DEVICE, Device
+from .device import Device, key
 
 
 class Store:
@@ -58,6 +58,7 @@ class Store:
             raise self._no_room(size)
         # what a failed load drops unclosed must not stay allocated
         self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+        self.device.holds(buffer)
         if weights:
             lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
         if clear:
@@ -81,6 +82,7 @@ class Store:
         self._pages = ffi.from_buffer(pages, require_writable=True)
         buffer = lib.ggml_backend_cpu_buffer_from_ptr(self._pages, size)
         self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
+        self.device.holds(buffer)
         at, unit = 0, self.device.alignment
         for t in self._declared:
             address = ffi.cast("char *", self._pages) + at
@@ -119,7 +121,7 @@ class Store:
 
 
 class Workspace:
-    """Scratch memory that the graphs of a device share, and of its host. They run one after another, so their intermediate
+    """Scratch memory that the graphs of a device share, on each of its sides. They run one after another, so their intermediate
     results may overlap.
 
     `generation` rises when the memory had to move; graphs placed before that are void.
@@ -128,26 +130,28 @@ class Workspace:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.generation = 0
-        self._sides = 1 if device.host is None else 2
-        if device.host is None:
-            self._alloc = lib.ggml_gallocr_new(device.buffer_type)
-        else:
-            types = [device.buffer_type, device.host_buffer_type]
-            self._alloc = lib.ggml_gallocr_new_n(types, len(types))
+        types = [
+            device.host_buffer_type if side is device.host else side.buffer_type for side in device.sides
+        ]
+        self._sides = len(types)
+        self._alloc = lib.ggml_gallocr_new_n(types, len(types))
 
     @property
     def nbytes(self) -> int:
-        return self._sizes()[DEVICE]
+        """Bytes on the first side."""
+        return self.sizes[0]
 
-    def _sizes(self) -> list[int]:
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes on each side; sides with memory of one kind share what the first of them has."""
         if self._alloc == ffi.NULL:
             return [0]
         return [lib.ggml_gallocr_get_buffer_size(self._alloc, side) for side in range(self._sides)]
 
     def place(self, cgraph, sides: Sequence[int] | None = None) -> int:
         """Give each tensor of a graph its place; the generation in which that holds. sides: where each node's is, if not all on
-        the device. Raises DeviceError when it does not fit."""
-        before = self._sizes()
+        the first. Raises DeviceError when it does not fit."""
+        before = self.sizes
         self.device.settle()  # the memory may have to move
         fits = True
         if self._sides > 1:  # of one alone, ggml finds what a graph takes by itself
@@ -158,8 +162,13 @@ class Workspace:
             raise DeviceError(
                 f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
             )
-        if self._sizes() != before:
+        if self.sizes != before:
             self.generation += 1
+        # so that results are read from where they lie
+        for i in range(lib.ggml_graph_n_nodes(cgraph) if self._sides > 1 else 0):
+            node = lib.ggml_graph_node(cgraph, i)
+            if node.view_src == ffi.NULL:
+                self.device.homes[key(node.buffer)] = 0 if sides is None else sides[i]
         return self.generation
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import DeviceError, ModelFileError
 from .bindings import ffi, lib
-from .device import BF16, F16, F32, I32, Device, key
+from .device import BF16, F16, F32, I32, Device
 from .pages import LockedPages, pieces
 from .store import Store
 
@@ -53,7 +53,8 @@ class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
     Matrices, and tensors of several, take a layout made for matrix products where the device has one, except those `gathered` row
-    by row; on the CPU all others stay in the file's mapping. Those `kept` stay with the device's host.
+    by row; on the CPU all others stay in the file's mapping. Those `kept` stay with the device's host; `sides` has the numbers of
+    the sides on which others lie than the first.
     """
 
     def __init__(
@@ -62,43 +63,43 @@ class Weights(Mapping):
         sources: Mapping[str, Source],
         gathered: Iterable[str] = ("token_embd.weight", "per_layer_token_embd.weight"),
         kept: Iterable[str] = (),
+        sides: Mapping[str, int] | None = None,
     ) -> None:
         """Raises ModelFileError for a type that the device cannot multiply."""
         self._device = device
         self._tensors: dict[str, Any] = {}
         self._groups: list[tuple[Store, list[str]]] = []  # of what has to be copied
-        self._mapped: list = []
+        self._mapped: list[tuple[Device, tuple]] = []
         self._sources: Mapping[str, Source] | None = sources
-        gathered, plain = set(gathered), device.buffer_type
-        groups: dict[Any, list[str]] = {}
+        gathered = set(gathered)
+        groups: dict[tuple[Device, Any], list[str]] = {}
         self._kept = Kept(device, {name: sources[name] for name in kept})
         self._tensors |= self._kept.tensors
         for name, s in sources.items():
+            by = device if sides is None else device.sides[sides.get(name, 0)]
+            plain = by.buffer_type
             is_matrix = len(s.shape) in (2, 3) and s.shape[1] > 1 and name not in gathered and s.type != F32
-            layouts = device.matmul_buffer_types() if is_matrix and name not in self._kept.tensors else []
-            chosen = next((b for b in layouts if _suits(device, s, b)), plain)
-            if is_matrix and chosen == plain and not _can_multiply(device, s, plain):
+            layouts = by.matmul_buffer_types() if is_matrix and name not in self._kept.tensors else []
+            chosen = next((b for b in layouts if _suits(by, s, b)), plain)
+            if is_matrix and chosen == plain and not _can_multiply(by, s, plain):
+                kind = ffi.string(lib.ggml_type_name(s.type)).decode()
+                raise ModelFileError(f"tensor {name}: {by.info.name} has no matrix product for type {kind}")
+            if name in gathered and not _can_gather(by, s):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
                 raise ModelFileError(
-                    f"tensor {name}: {device.info.name} has no matrix product for type {kind}"
-                )
-            if name in gathered and not _can_gather(device, s):
-                kind = ffi.string(lib.ggml_type_name(s.type)).decode()
-                raise ModelFileError(
-                    f"tensor {name}: {device.info.name} cannot look rows up in type {kind}; use another quantisation"
+                    f"tensor {name}: {by.info.name} cannot look rows up in type {kind}; use another quantisation"
                 )
             if name not in self._kept.tensors:
-                groups.setdefault(chosen, []).append(name)
-        for buffer_type, names in groups.items():
-            store = Store(device, len(names), buffer_type)
+                groups.setdefault((by, chosen), []).append(name)
+        for (by, buffer_type), names in groups.items():
+            store = Store(by, len(names), buffer_type)
             for name in names:
                 self._tensors[name] = store.tensor(sources[name].type, *sources[name].shape, name=name)
-            if buffer_type == plain and not device.is_gpu:
+            if buffer_type == by.buffer_type and not by.is_gpu:
                 mapped = [name for name in names if _is_aligned(sources[name].data)]
-                self._map(mapped, sources)
+                self._map(by, mapped, sources)
                 names = [name for name in names if name not in mapped]
             self._groups.append((store, names))
-        self.wanted = sum(store.wanted for store, _ in self._groups) + self._mapped_bytes
 
     def __getitem__(self, name: str):
         return self._tensors[name]
@@ -150,13 +151,29 @@ class Weights(Mapping):
         return self._sources
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that they take of the device."""
-        return sum(store.nbytes for store, _ in self._groups) + self._mapped_bytes
+    def wanted(self) -> int:
+        """Bytes that they will take of the device, on all its sides."""
+        return sum(self.wanted_on(side) for side in self._device.sides)
+
+    def wanted_on(self, side: Device) -> int:
+        """Bytes that they will take of a side."""
+        return self._mapped_bytes(side) + sum(
+            store.wanted for store, _ in self._groups if store.device is side
+        )
 
     @property
-    def _mapped_bytes(self) -> int:
-        return sum(memoryview(data).nbytes for _, data in self._mapped)
+    def nbytes(self) -> int:
+        """Bytes that they take of the device, on all its sides."""
+        return sum(self.nbytes_on(side) for side in self._device.sides)
+
+    def nbytes_on(self, side: Device) -> int:
+        """Bytes that they take of a side."""
+        return self._mapped_bytes(side) + sum(
+            store.nbytes for store, _ in self._groups if store.device is side
+        )
+
+    def _mapped_bytes(self, side: Device) -> int:
+        return sum(memoryview(data).nbytes for by, (_, data) in self._mapped if by is side)
 
     @property
     def kept(self) -> dict[str, int]:
@@ -168,9 +185,11 @@ class Weights(Mapping):
         """Bytes of the host that the kept ones take."""
         return self._kept.nbytes
 
-    def _map(self, names: list[str], sources: Mapping[str, Source]) -> None:
+    def _map(self, device: Device, names: list[str], sources: Mapping[str, Source]) -> None:
         """Let CPU tensors point into the file's mapping."""
-        self._mapped += [_mapped(name, self._tensors[name], sources[name]) for name in names]
+        self._mapped += [
+            (device, _mapped(device, name, self._tensors[name], sources[name])) for name in names
+        ]
 
     def close(self) -> None:
         self._tensors.clear()
@@ -196,7 +215,6 @@ class Kept:
             self._store = Store(device.host, len(sources), device.host_buffer_type)
             for name, s in sources.items():
                 self.tensors[name] = self._store.tensor(s.type, *s.shape, name=name)
-            device.kept |= {key(t) for t in self.tensors.values()}
         self.nbytes = self._store.wanted if self._store else 0
 
     def fill(self, is_short: bool, count: Callable[[int], None]) -> None:
@@ -221,7 +239,8 @@ class Kept:
                 if not self._pages.locked:
                     self._say_copied()
                     mapped = {}
-            self._mapped += [_mapped(name, self.tensors[name], s) for name, s in mapped.items()]
+            host = self._store.device
+            self._mapped += [_mapped(host, name, self.tensors[name], s) for name, s in mapped.items()]
             if len(mapped) < len(self._sources):
                 self._store.allocate(clear=False, weights=True)
             list(pool.map(self._copy, [name for name in self._sources if name not in mapped]))
@@ -240,7 +259,6 @@ class Kept:
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
 
     def close(self) -> None:
-        self._device.kept -= {key(t) for t in self.tensors.values()}
         self.tensors.clear()
         if self._pages is not None:
             self._device.synchronize()
@@ -258,7 +276,7 @@ def _place(data) -> tuple[int, int]:
     return int(ffi.cast("uintptr_t", ffi.from_buffer(data))), memoryview(data).nbytes
 
 
-def _mapped(name: str, t, s: Source) -> tuple:
+def _mapped(device: Device, name: str, t, s: Source) -> tuple:
     """Let `t` point into the file's mapping; what must live as long. Raises ModelFileError, DeviceError."""
     data = memoryview(s.data)
     address = ffi.from_buffer(data)
@@ -266,6 +284,7 @@ def _mapped(name: str, t, s: Source) -> tuple:
     if size != data.nbytes:
         raise ModelFileError(f"tensor {name}: {data.nbytes} bytes in the file, {size} expected")
     buffer = lib.ggml_backend_cpu_buffer_from_ptr(address, size)
+    device.holds(buffer)
     lib.ggml_backend_buffer_set_usage(buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
     if lib.ggml_backend_tensor_alloc(buffer, t, address) != lib.GGML_STATUS_SUCCESS:
         raise DeviceError(f"tensor {name}: cannot be mapped")

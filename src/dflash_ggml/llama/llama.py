@@ -87,17 +87,19 @@ def _with_keywords_of(
 class Llama:
     """A model with its draft behind the interface of llama_cpp.Llama 0.3.36.
 
-    Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, vocab_only,
+    Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, split_mode (0: one GPU;
+    by layers only where tensor_split or `device` is given), tensor_split, vocab_only,
     seed, n_ctx (0: as trained), n_batch (512: chosen), n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
     tokenizer, pooling_type (-1 is the mean), type_k and type_v (ggml type numbers), kv_overrides (chat template only),
-    spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, device
-    splits, NUMA and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
+    spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, NUMA
+    and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
 
     draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding; a
         LlamaPromptLookupDecoding: text that stood before, and no draft model.
     mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
         (see EngineConfig).
     n_seq_max: sequences that are decoded as a batch, of several prompts or choices; they share the n_ctx tokens.
+    device: names of the devices that may be used, several to share the layers; draft_device: the draft's (see EngineConfig).
     n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
     prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
     count what is generated only.

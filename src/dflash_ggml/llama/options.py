@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..config import ALL_LAYERS, MAX_PARALLEL, CacheType, Calibrate, DraftType, EngineConfig, Mode
+from ..config import ALL_LAYERS, MAX_PARALLEL, CacheType, Calibrate, DraftType, EngineConfig, Mode, SplitMode
 from ..errors import ConfigError
 from ..session.session import CACHE_BYTES
 from .constants import LLAMA_DEFAULT_SEED
@@ -31,11 +31,11 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "yarn_orig_ctx": ((0,), f"{_OWN_ROPE} (0)"),
     "yarn_ext_factor": ((-1.0,), f"{_OWN_ROPE} (-1.0)"),
 }
-# without effect on a single-device, single-context engine
-_NO_MEANING = """split_mode tensor_split use_mmap use_mlock attention_type offload_kqv op_offload swa_full no_perf
+# without effect on a single-context engine
+_NO_MEANING = """use_mmap use_mlock attention_type offload_kqv op_offload swa_full no_perf
     lora_base numa"""
 # keywords that the engine's configuration has under the same name
-_SAME = """n_ctx n_gpu_layers main_gpu candidates chain_seed calibrate reproducible draft_window draft_type
+_SAME = """n_ctx n_gpu_layers main_gpu draft_device candidates chain_seed calibrate reproducible draft_window draft_type
     draft_max"""
 
 
@@ -103,6 +103,8 @@ class LlamaOptions:
     spec: Sequence[str] | None = None
     draft_max: int = 3
     n_seq_max: int = 1
+    device: Sequence[str] | None = None
+    draft_device: str | None = None
     cpu_moe: bool = False
     n_cpu_moe: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
@@ -132,6 +134,10 @@ class LlamaOptions:
         defaults = {f.name: f.default for f in fields(self)}
         ignored = [name for name in _NO_MEANING.split() if getattr(self, name) != defaults[name]]
         told = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
+        if self.split_mode not in (0, 1):
+            told.append(
+                f"split_mode={self.split_mode}: only 0 (one GPU) and 1 (by layers) are built, it is as 1"
+            )
         if _IQ4_NL in (self.type_k, self.type_v):
             types = f"type_k={self.type_k}, type_v={self.type_v}"
             told.append(f"{types}: iq4_nl is not supported, q4_0 is as small")
@@ -149,6 +155,12 @@ class LlamaOptions:
     def threads(self) -> int | None:
         """CPU threads; None, as 0 and less, leaves the number to the engine."""
         return self.n_threads if self.n_threads and self.n_threads > 0 else None
+
+    @property
+    def _split(self) -> SplitMode | None:
+        """llama-cpp-python's default, by layers, is taken at its word only where devices or proportions are named: what one GPU
+        has room for is no faster on several."""
+        return "none" if self.split_mode == 0 else None if self.split_mode == 1 else "layer"
 
     @property
     def _batch(self) -> int:
@@ -174,6 +186,9 @@ class LlamaOptions:
             type_v=type_v,
             spec=("suffix",) if self.lookup else None if self.spec is None else tuple(self.spec),
             parallel=self.n_seq_max,
+            split_mode=self._split,
+            tensor_split=None if self.tensor_split is None else tuple(map(float, self.tensor_split)),
+            device=None if self.device is None else tuple(self.device),
             **same,
         )
 

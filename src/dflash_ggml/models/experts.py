@@ -95,25 +95,24 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, rout
     """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]. routed [D, n]: what the router sees instead of y.
 
     A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it; a `.bias` [rows, E] is added.
-    Where the host keeps the
-    experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
+    Where the host keeps the experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
     """
     if routed is None:
         logits = product(g, w, f"{name}ffn_gate_inp", y)
     else:  # a `.scale` beside the router is of its input
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
-    shared = None
+    shared, beside = None, w[f"{name}ffn_gate_inp.weight"]
     if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
     elif y.ne[1] >= LENT:
-        out = _outputs(g, _Lent(g, w), f"{name}ffn_", y, experts, ids)
+        out = _outputs(g, _Lent(g, w, beside), f"{name}ffn_", y, experts, ids)
     else:
         sent, sent_ids = g.to_host(y, ids)
         if experts.n_ff_shared:  # a GPU is at it while the host computes
             shared = g.expand(_shared(g, w, name, y, experts))
         # weighted by the device: each small node of the host's makes all its threads wait for each other
-        out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids))
+        out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids), beside)
     out = _weighted(g, out, weights)
     if not experts.n_ff_shared:
         return out
@@ -123,12 +122,13 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, rout
 class _Lent(Mapping):
     """Weights of which those that the host keeps come to the device when they are asked for."""
 
-    def __init__(self, g: Graph, w: Mapping[str, Any]) -> None:
-        self._g, self._w = g, w
+    def __init__(self, g: Graph, w: Mapping[str, Any], beside) -> None:
+        """beside: a weight of the device."""
+        self._g, self._w, self._beside = g, w, beside
 
     def __getitem__(self, name: str):
         t = self._w[name]
-        return self._g.to_device(t) if self._g.is_kept(t) else t
+        return self._g.to_device(t, self._beside) if self._g.is_kept(t) else t
 
     def __contains__(self, name: object) -> bool:
         return name in self._w

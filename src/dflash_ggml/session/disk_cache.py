@@ -70,7 +70,11 @@ def state_identity(engine: Engine) -> list[str]:
     rings = [*(kept for ring in state.rings for kept in ring.kept), *(drafter.rings if drafter else ())]
     rows += [(t, kept) for t, _, kept in rings]
     shapes = [[int(t.type), int(t.ne[0]), int(t.nb[1]), around] for t, around in rows]
-    live = [[int(n) for n in t.ne] for t in state.live()]
+    live = [
+        # the layers' dimension is the last: as long as on one device
+        [int(n) if dim != 2 + i else sum(int(t.ne[dim]) for t in part) for dim, n in enumerate(part[0].ne)]
+        for i, part in enumerate(state.live_parts())
+    ]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
     return [*models, json.dumps([shapes, live, config.fa_window])]
 

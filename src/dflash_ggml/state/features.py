@@ -19,7 +19,7 @@ class Features:
     """Room for the features of `width` tokens, `row` float32 each; none without a draft that wants them."""
 
     def __init__(self, device: Device, row: int, width: int) -> None:
-        self.width = width if row else 0
+        self.device, self.width = device, width if row else 0
         self._store = Store(device, 1)
         self.tensor: Any = None
         if self.width:

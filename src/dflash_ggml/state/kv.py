@@ -81,11 +81,19 @@ def _gathered(g: Graph, t, rows):
 
 
 class KvCache:
-    """K and V rows of attention layers: one tensor of words [words of a row, n_rows, slices] per length of rows in bytes, so that
-    a commit moves rows of all its layers at once, and as they are."""
+    """K and V rows of attention layers: one tensor of words [words of a row, n_rows, slices] per device and length of rows in
+    bytes, so that a commit moves rows of all its layers at once, and as they are."""
 
-    def __init__(self, device: Device, layers: Sequence[KvLayer], type_: KvType, n_rows: int) -> None:
-        """Raises DeviceError when the rows do not fit."""
+    def __init__(
+        self,
+        device: Device,
+        layers: Sequence[KvLayer],
+        type_: KvType,
+        n_rows: int,
+        sides: Sequence[int] = (),
+    ) -> None:
+        """sides: of the device, on which each layer lies; empty where all lie on `device`. Raises DeviceError when the rows do
+        not fit."""
         self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
         # (type, elements of a row, bytes of a row) of each slice
         kinds = [
@@ -93,30 +101,37 @@ class KvCache:
             for layer in self.layers
             for type_of in (type_.k, type_.v)
         ]
-        lengths = sorted({size for _, _, size in kinds})
-        members = [[i for i, (_, _, size) in enumerate(kinds) if size == length] for length in lengths]
-        self._store = Store(device, len(lengths) + 2 * len(kinds))
-        self.wholes = [
-            self._store.tensor(F32, length // 4, n_rows, len(of), name="kv")
-            for length, of in zip(lengths, members)
-        ]
-        self._store.reserve()
+        self.wholes: list = []
         # keys and values of layer 0, of layer 1, ...: all that is stored, and the elements of the layers' rows
         self._slices: list = [None] * len(kinds)
         self._rows: list = [None] * len(kinds)
-        for whole, of in zip(self.wholes, members):
-            for at, i in enumerate(of):
-                (type_of, row, _), offset = kinds[i], at * whole.nb[2]
-                self._slices[i] = self._store.rows_as(
-                    whole, type_of, offset, stored_row(type_of, row), n_rows
-                )
-                self._rows[i] = self._store.rows_as(whole, type_of, offset, row, n_rows)
-        self._rotations = Rotations(device, [layer.head_dim for layer in layers], type_)
+        self._stores: list[Store] = []
+        self._on = [device.sides[side] for side in sides] or [device] * len(self.layers)
+        self._rotations: dict[Device, Rotations] = {}
+        for by in dict.fromkeys(self._on):
+            own = [i for i in range(len(kinds)) if self._on[i // 2] is by]
+            lengths = sorted({kinds[i][2] for i in own})
+            members = [[i for i in own if kinds[i][2] == length] for length in lengths]
+            store = Store(by, len(lengths) + 2 * len(own))
+            wholes = [
+                store.tensor(F32, length // 4, n_rows, len(of), name="kv")
+                for length, of in zip(lengths, members)
+            ]
+            self._stores.append(store.reserve())
+            self.wholes += wholes
+            for whole, of in zip(wholes, members):
+                for at, i in enumerate(of):
+                    (type_of, row, _), offset = kinds[i], at * whole.nb[2]
+                    self._slices[i] = store.rows_as(whole, type_of, offset, stored_row(type_of, row), n_rows)
+                    self._rows[i] = store.rows_as(whole, type_of, offset, row, n_rows)
+            dims = [layer.head_dim for layer, on in zip(self.layers, self._on) if on is by]
+            self._rotations[by] = Rotations(by, dims, type_)
 
     def layer(self, layer: int) -> LayerCache:
         """The cache's layer number `layer`."""
         keys, values = self._rows[2 * layer : 2 * layer + 2]
-        return LayerCache(keys, values, self._rotations.of(self.layers[layer].head_dim))
+        rotations = self._rotations[self._on[layer]]
+        return LayerCache(keys, values, rotations.of(self.layers[layer].head_dim))
 
     @property
     def slices(self) -> list:
@@ -125,9 +140,17 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
-        return self._rotations.nbytes + self._store.nbytes
+        return sum(self.nbytes_on(by) for by in self._rotations)
+
+    def nbytes_on(self, side: Device) -> int:
+        """Bytes on a side."""
+        rotations = self._rotations[side].nbytes if side in self._rotations else 0
+        return rotations + sum(store.nbytes for store in self._stores if store.device is side)
 
     def close(self) -> None:
-        self._store.close()
-        self._rotations.close()
+        for store in self._stores:
+            store.close()
+        for rotations in self._rotations.values():
+            rotations.close()
+        self._rotations = {}
         self.wholes, self._slices, self._rows = [], [], []

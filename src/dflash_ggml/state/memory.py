@@ -7,7 +7,7 @@ but the graphs' scratch memory is exact to the byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import DeviceError
 
@@ -15,6 +15,7 @@ MIB = 1 << 20
 GRAPHS = "graphs (estimate)"  # the part that is allocated as SCRATCH
 SCRATCH = "scratch"
 LENT_EXPERTS = "lent experts"  # a part that is allocated with it
+_ESTIMATED = (GRAPHS, LENT_EXPERTS)
 HOST_MARGIN = 1024 * MIB  # of the host's memory, left to others
 MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
 ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
@@ -22,11 +23,13 @@ ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that takes device memory: its bytes for so many cache rows, and what to do where it is the largest."""
+    """Something that takes device memory: its bytes for so many cache rows, what to do where it is the largest, and on which of
+    several devices it lies."""
 
     name: str
     nbytes: Callable[[int], int]
     advice: str = ADVICE
+    side: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +61,17 @@ class KeptExperts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes. kept: what lies with the host instead."""
+    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes. kept: what lies with the host instead.
+
+    Of several devices this is the first one's plan. beside: those of the others. where: each device's name, and what lies there.
+    """
 
     n_ctx: int
     parts: dict[str, int]
     free: int
     kept: KeptExperts | None = None
+    beside: tuple[MemoryPlan, ...] = ()
+    where: str = ""
 
     @property
     def total(self) -> int:
@@ -71,39 +79,73 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.total + MARGIN <= self.free
+        return all(one.missing <= 0 for one in self.devices)
+
+    @property
+    def missing(self) -> int:
+        """Bytes that this device has too few, or below 0 what it has to spare; 0 where nothing lies there."""
+        return self.total + MARGIN - self.free if self.total else 0
+
+    @property
+    def devices(self) -> tuple[MemoryPlan, ...]:
+        """This plan and those of further devices."""
+        return (self, *self.beside)
+
+    @property
+    def all_parts(self) -> dict[str, int]:
+        """Bytes by part on all devices, those of further ones with their names."""
+        found = dict(self.parts)
+        for plan in self.beside:
+            found |= {part_on(name, plan.where): size for name, size in plan.parts.items() if size}
+        return found
 
     def check(self, parts: Sequence[Part]) -> None:
         """Raises DeviceError that names the largest part and what to lower when it does not fit."""
-        if self.fits:
+        side, short = max(enumerate(self.devices), key=lambda one: one[1].missing)
+        if short.missing <= 0:
             return
-        biggest = max(parts, key=lambda part: self.parts[part.name])
+        biggest = max((p for p in parts if p.side == side), key=lambda part: short.parts[part.name])
         raise DeviceError(
             f"not enough device memory for {self} (and {MARGIN // MIB} MiB of margin); the largest part is "
-            f"{biggest.name}: {biggest.advice}"
+            f"{part_on(biggest.name, short.where) if side else biggest.name}: {biggest.advice}"
         )
 
     def against(self, allocated: Mapping[str, int]) -> str:
         """What was allocated beside what was planned, for people. Scratch memory is only an estimate; parts that are not among
         `allocated` lie with the device."""
-        same = sum(size for name, size in allocated.items() if size == self.parts.get(name))
-        planned = {**self.parts, SCRATCH: self.parts.get(GRAPHS, 0) + self.parts.get(LENT_EXPERTS, 0)}
+        parts = self.all_parts
+        same = sum(size for name, size in allocated.items() if size == parts.get(name))
+        planned = dict(parts)
+        for name in [name for name in planned if name.startswith(_ESTIMATED)]:
+            where = name.removeprefix(GRAPHS).removeprefix(LENT_EXPERTS)
+            planned[SCRATCH + where] = planned.get(SCRATCH + where, 0) + planned[name]
         others = [
             f"{name} {size / MIB:.1f} MiB, planned {planned.get(name, 0) / MIB:.1f}"
             for name, size in allocated.items()
-            if size != self.parts.get(name)
+            if size != parts.get(name)
         ]
         elsewhere = [
             f"{name} {size / MIB:.1f} MiB planned, not counted"
-            for name, size in self.parts.items()
-            if size and name not in (GRAPHS, LENT_EXPERTS) and name not in allocated
+            for name, size in parts.items()
+            if size and not name.startswith(_ESTIMATED) and name not in allocated
         ]
         return "; ".join([f"{same / MIB:.0f} MiB allocated as planned", *others, *elsewhere])
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {size / MIB:.0f}" for name, size in self.parts.items() if size)
+        devices = "; on ".join(plan._sizes for plan in self.devices if plan.total or plan is self)
         kept = f"; {self.kept}" if self.kept else ""
-        return f"{self.n_ctx} tokens of context: {parts}; {self.total / MIB:.0f} of {self.free / MIB:.0f} MiB free{kept}"
+        return f"{self.n_ctx} tokens of context: {'on ' if self.where else ''}{devices}{kept}"
+
+    @property
+    def _sizes(self) -> str:
+        parts = ", ".join(f"{name} {size / MIB:.0f}" for name, size in self.parts.items() if size)
+        where = f"{self.where.replace(': ', ' (', 1)}): " if self.where else ""
+        return f"{where}{parts}; {self.total / MIB:.0f} of {self.free / MIB:.0f} MiB free"
+
+
+def part_on(name: str, where: str) -> str:
+    """The name of a part that lies on a further device; where: the device's name, and what lies there."""
+    return f"{name} on {where.split(':')[0]}"
 
 
 def padded(size: int, unit: int) -> int:
@@ -116,14 +158,21 @@ def cache_rows(n_ctx: int, over: int) -> int:
     return padded(n_ctx + over, 256)
 
 
-def plan(parts: Sequence[Part], over: int, n_ctx: int, free: int) -> MemoryPlan:
-    """The plan for `n_ctx` tokens."""
+def plan(parts: Sequence[Part], over: int, n_ctx: int, free: int | Sequence[int]) -> MemoryPlan:
+    """The plan for `n_ctx` tokens. free: bytes of the device, or of each of several."""
     rows = cache_rows(n_ctx, over)
-    return MemoryPlan(n_ctx, {part.name: part.nbytes(rows) for part in parts}, free)
+    sizes = [free] if isinstance(free, int) else free
+    first, *others = (
+        MemoryPlan(n_ctx, {part.name: part.nbytes(rows) for part in parts if part.side == side}, size)
+        for side, size in enumerate(sizes)
+    )
+    return replace(first, beside=tuple(others))
 
 
-def fit(parts: Sequence[Part], over: int, free: int, longest: int, share: float = 1.0) -> MemoryPlan:
-    """The plan for the longest context up to `longest` that fits into `free` bytes.
+def fit(
+    parts: Sequence[Part], over: int, free: int | Sequence[int], longest: int, share: float = 1.0
+) -> MemoryPlan:
+    """The plan for the longest context up to `longest` that fits into `free` bytes, or into each of several devices.
 
     share: how much of what the rest leaves a context may take, where other programs live in the same memory; a context of 4,096
     tokens is then never too long, for it takes what it is used for only. Raises DeviceError when nothing fits.
@@ -131,10 +180,13 @@ def fit(parts: Sequence[Part], over: int, free: int, longest: int, share: float 
     least = min(256, longest)
     if share < 1:
         least = min(4096, longest)
-        fixed = plan(parts, over, 0, 0).total + MARGIN
-        room = fixed + int(share * max(free - fixed, 0))
+        fixed = [one.total + MARGIN for one in plan(parts, over, 0, free).devices]
+        sizes = [free] if isinstance(free, int) else free
+        room: Sequence[int] = [
+            of + int(share * max(size - of, 0)) for of, size in zip(fixed, sizes, strict=True)
+        ]
     else:
-        room = free
+        room = [free] if isinstance(free, int) else free
 
     def fits(n_ctx: int) -> bool:
         return plan(parts, over, n_ctx, room).fits

@@ -85,11 +85,12 @@ class Ring:
         kv_type: KvType,
         n_rows: int,
         n_states: int,
+        sides: Sequence[int] = (),
     ) -> None:
         """`n_rows` of each state index, as `ring_rows` gives them; name: of its inputs."""
         assert layers[0].window is not None
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
-        self.cache = KvCache(device, layers, kv_type, n_rows * n_states)
+        self.cache = KvCache(device, layers, kv_type, n_rows * n_states, sides)
 
     def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None) -> Near:
         """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,20 +62,34 @@ class Snapshot:
 class Tensors:
     """Source and destination of a snapshot.
 
-    Recurrent tensors of a state index; caches [row, n_rows] with this sequence's rows from `first_slot` on; rings by state index,
-    each with the rows that tokens can have and how many of the last ones are kept."""
+    Recurrent tensors of a state index, by parts of which each may be several tensors; caches [row, n_rows] with this sequence's
+    rows from `first_slot` on; rings by state index, each with the rows that tokens can have and how many of the last ones are
+    kept."""
 
     device: Device
-    live: Sequence[Any]
+    live: Sequence[Sequence[Any]]
     caches: Sequence[Any]
     first_slot: int = 0
     rings: Sequence[tuple[Any, int, int]] = ()
     state_index: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
-        """The bytes of the recurrent state, an array per tensor."""
-        device = self.device
-        return tuple(device.read_bytes(t, device.buffers.take(lib.ggml_nbytes(t))) for t in self.live)
+        """The bytes of the recurrent state, an array per part."""
+        return tuple(map(self._read_part, self.live))
+
+    def _read_part(self, part: Sequence[Any]) -> np.ndarray:
+        whole = self.device.buffers.take(sum(map(lib.ggml_nbytes, part)))
+        for t, at in self._placed(part):
+            self.device.read_bytes(t, whole[at : at + lib.ggml_nbytes(t)])
+        return whole
+
+    @staticmethod
+    def _placed(part: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+        """The tensors of a part, and where each begins in its bytes."""
+        at = 0
+        for t in part:
+            yield t, at
+            at += lib.ggml_nbytes(t)
 
     def read_rows(self, n: int, first: int = 0) -> tuple[RowBlock, ...]:
         """The cache rows of the tokens from `first` to before n."""
@@ -119,7 +133,7 @@ class Tensors:
         """Raises ConfigError for a snapshot of another model or another type of cache."""
         n = len(snapshot.tokens)
         live = [a.nbytes for a in (*snapshot.live, *snapshot.rings)]
-        if live != [*(lib.ggml_nbytes(t) for t in self.live), *self._ring_bytes(n)]:
+        if live != [*(sum(map(lib.ggml_nbytes, part)) for part in self.live), *self._ring_bytes(n)]:
             raise ConfigError("snapshot: taken from a model or context of another shape")
         if snapshot.rows is None:
             return
@@ -139,8 +153,9 @@ class Tensors:
             for at, size in self._pieces(*ring, len(snapshot.tokens)):
                 self.device.write(ring[0], data[done : done + size], at)
                 done += size
-        for t, data in zip(self.live, snapshot.live):
-            self.device.write(t, data)
+        for part, data in zip(self.live, snapshot.live):
+            for t, at in self._placed(part):
+                self.device.write(t, data[at : at + lib.ggml_nbytes(t)])
 
     def write_rows(self, rows: Sequence[RowBlock], n: int) -> None:
         """Copy the rows of n tokens back."""

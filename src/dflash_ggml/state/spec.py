@@ -6,6 +6,7 @@ layers, are the same code, and a layer finds its state by its own number.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,9 +62,13 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The layers of a model in order. Raises ConfigError for recurrent layers of several shapes, which no op takes."""
+    """The layers of a model in order. Raises ConfigError for recurrent layers of several shapes, which no op takes.
+
+    sides: of the device, on which each layer lies; empty where all lie on the first.
+    """
 
     layers: tuple[KvLayer | Recurrent, ...]
+    sides: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.recurrent)) > 1:
@@ -86,15 +91,28 @@ class StateSpec:
 
     def seeing(self, window: int | None) -> StateSpec:
         """The attention layers with this window, or those that see everything."""
-        return StateSpec(tuple(layer for layer in self.kv if layer.window == window))
+        return self._some(lambda layer, side: isinstance(layer, KvLayer) and layer.window == window)
+
+    def on(self, side: int) -> StateSpec:
+        """The layers that lie on a side."""
+        return self._some(lambda layer, of: of == side)
+
+    def _some(self, wanted: Callable[[KvLayer | Recurrent, int], bool]) -> StateSpec:
+        found = [i for i, layer in enumerate(self.layers) if wanted(layer, self.side(i))]
+        sides = tuple(self.side(i) for i in found) if self.sides else ()
+        return StateSpec(tuple(self.layers[i] for i in found), sides)
+
+    def side(self, layer: int) -> int:
+        """The side on which a layer lies."""
+        return self.sides[layer] if self.sides else 0
 
     @cached_property
     def place(self) -> tuple[int, ...]:
-        """For each layer, how many of its own kind come before it; attention layers of one window are a kind."""
+        """For each layer, how many of its own kind come before it: attention layers of one window, recurrent ones of one side."""
         seen: dict[object, int] = {}
         places = []
-        for layer in self.layers:
-            kind = (KvLayer, layer.window) if isinstance(layer, KvLayer) else Recurrent
+        for i, layer in enumerate(self.layers):
+            kind = (KvLayer, layer.window) if isinstance(layer, KvLayer) else (Recurrent, self.side(i))
             places.append(seen.get(kind, 0))
             seen[kind] = places[-1] + 1
         return tuple(places)

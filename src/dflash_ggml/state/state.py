@@ -9,6 +9,7 @@ would make 96 of it, and graphs of state index 0 are those of an engine for one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..ggml.bindings import lib
@@ -20,7 +21,7 @@ from .kv import KvCache, LayerCache
 from .kv_type import KvType
 from .memory import ADVICE, Part, padded
 from .ring import Ring, ring_rows
-from .spec import KvLayer, StateSpec
+from .spec import KvLayer, Recurrent, StateSpec
 
 SPARE = 8  # rows, and one more than the columns that a width is padded by
 _FEWER = "decode fewer sequences in a batch (--parallel)"
@@ -43,57 +44,29 @@ class TargetState:
         feature_row: int,
         n_states: int = 1,
         n_batch: int = 0,
+        draft_device: Device | None = None,
     ) -> None:
         """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the trees' memory out (plain decoding);
         `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
-        window."""
+        window; `draft_device`: the side that has the features (None: the first)."""
         self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
         # behind the rows are those of a pass's padding, which nobody reads
         spare = SPARE if n_states > 1 else 0
-        self.kv = KvCache(device, spec.seeing(None).kv, kv_type, n_rows + spare)
+        seen = spec.seeing(None)
+        self.kv = KvCache(device, seen.kv, kv_type, n_rows + spare, seen.sides)
         columns = max(n_batch, max_width, 1)
-        self.rings = [
-            Ring(
-                device,
-                f"ring{i}",
-                spec.seeing(window).kv,
-                kv_type,
-                ring_rows(window, columns, n_rows),
-                n_states,
-            )
-            for i, window in enumerate(spec.windows)
-        ]
-        n = len(spec.recurrent)
-        self._live = Store(device, 2 + 2 * n + 2 * n_states)
-        self._tree = Store(device, 2)
-        self.windows: Any = None
-        self.deltas: Any = None
-        self.all_factors: Any = None
-        self.conv_inputs: Any = None
-        self._window: list = []
-        self._delta: list = []
-        self._states: list[list] = [[] for _ in range(n_states)]  # what `live` gives
-        if n:
-            conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
-            window, state = (conv.kernel - 1, conv.channels), (delta.dim, delta.dim, delta.v_heads)
-            self.windows = self._live.tensor(F32, *window, n * n_states, name="conv windows")
-            self.deltas = self._live.tensor(F32, *state, n * n_states, name="delta states")
-            self._window = [self._live.view(self.windows, i * self.windows.nb[2], *window) for i in range(n)]
-            self._delta = [self._live.view(self.deltas, i * self.deltas.nb[3], *state) for i in range(n)]
-            self._states = [
-                [
-                    self._live.view(self.windows, state_index * n * self.windows.nb[2], *window, n),
-                    self._live.view(self.deltas, state_index * n * self.deltas.nb[3], *state, n),
-                ]
-                for state_index in range(n_states)
-            ]
-            self._live.allocate()
-            if max_width:
-                self.all_factors = self._tree.tensor(F32, delta.factors, max_width, n, name="factors u|k|G")
-                self.conv_inputs = self._tree.tensor(F32, conv.channels, max_width, n, name="conv inputs")
-                self._tree.allocate()
+        self.rings = []
+        for i, window in enumerate(spec.windows):
+            seen, rows = spec.seeing(window), ring_rows(window, columns, n_rows)
+            self.rings.append(Ring(device, f"ring{i}", seen.kv, kv_type, rows, n_states, seen.sides))
+        # of each side that has recurrent layers
+        self.recurrent = {
+            side: LayerStates(device.sides[side], spec.on(side).recurrent, n_states, max_width)
+            for side in sorted(set(spec.sides) or {0})
+            if spec.on(side).recurrent
+        }
         # several sequences keep what the draft has not seen while others' trees are verified
-        self.features = Features(device, feature_row, max_width * (2 if n_states > 1 else 1))
+        self.features = Features(draft_device or device, feature_row, max_width * (2 if n_states > 1 else 1))
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
@@ -113,28 +86,32 @@ class TargetState:
 
     def window(self, layer: int):
         """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
-        return self._window[self.spec.place[layer]]
+        return self._states_of(layer).window[self.spec.place[layer]]
 
     def delta(self, layer: int):
         """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
-        return self._delta[self.spec.place[layer]]
+        return self._states_of(layer).delta[self.spec.place[layer]]
+
+    def _states_of(self, layer: int) -> LayerStates:
+        return self.recurrent[self.spec.side(layer)]
 
     def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
-        at, n = self.spec.place[layer], len(self._window)
-        whole = (self.windows, self.windows.nb[2]), (self.deltas, self.deltas.nb[3])
+        of, at = self._states_of(layer), self.spec.place[layer]
+        whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
         windows, deltas = (
-            g.view(t, (size // 4, self.n_states), (n * size,), offset=at * size) for t, size in whole
+            g.view(t, (size // 4, self.n_states), (len(of.window) * size,), offset=at * size)
+            for t, size in whole
         )
         return windows, deltas
 
     def land_conv_inputs(self, g: Graph, x, layer: int):
         """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
-        return g.land(x, self.conv_inputs, self.spec.place[layer])
+        return g.land(x, self._states_of(layer).conv_inputs, self.spec.place[layer])
 
     def factors(self, g: Graph, layer: int, columns: int):
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
-        return g.slice(self.all_factors, self.spec.place[layer], columns)
+        return g.slice(self._states_of(layer).factors, self.spec.place[layer], columns)
 
     def reset(self, state_index: int = 0) -> None:
         """Forget the sequence of a state index. K/V rows stay as they are: masks hide them."""
@@ -142,29 +119,77 @@ class TargetState:
         if self.n_states > 1:
             for t in self.live(state_index):
                 lib.ggml_backend_tensor_memset(t, 0, 0, lib.ggml_nbytes(t))
-        elif self.windows is not None:
-            lib.ggml_backend_buffer_clear(self.windows.buffer, 0)
+            return
+        for of in self.recurrent.values():
+            lib.ggml_backend_buffer_clear(of.windows.buffer, 0)
+
+    def live_parts(self, state_index: int = 0) -> list[list]:
+        """The recurrent state of a state index, what a snapshot must copy besides K/V rows: conv windows and delta-net states,
+        of all layers in order, as so many tensors as there are sides that have some."""
+        return [list(t) for t in zip(*(of.lanes[state_index] for of in self.recurrent.values()))]
 
     def live(self, state_index: int = 0) -> list:
-        """The recurrent state of a state index: what a snapshot must copy besides K/V rows."""
-        return list(self._states[state_index])
+        """The same as one list."""
+        return [t for part in self.live_parts(state_index) for t in part]
 
-    @property
-    def nbytes(self) -> dict[str, int]:
-        """Bytes by part."""
+    def nbytes_on(self, side: Device) -> dict[str, int]:
+        """Bytes by part on a side."""
+        own = [of for of in self.recurrent.values() if of.device is side]
+        features = self.features.nbytes if self.features.device is side else 0
         return {
-            "target K/V": self.kv.nbytes + sum(ring.cache.nbytes for ring in self.rings),
-            "recurrent state": self._live.nbytes,
-            "tree": self._tree.nbytes + self.features.nbytes,
+            "target K/V": sum(cache.nbytes_on(side) for _, cache in self.caches),
+            "recurrent state": sum(of.live.nbytes for of in own),
+            "tree": sum(of.tree.nbytes for of in own) + features,
         }
 
     def close(self) -> None:
         self.kv.close()
         for ring in self.rings:
             ring.close()
-        self._live.close()
-        self._tree.close()
+        for of in self.recurrent.values():
+            of.close()
         self.features.close()
+
+
+class LayerStates:
+    """Conv windows and delta-net states of recurrent layers that lie on one device, and what a tree leaves for its commit.
+
+    Attributes:
+        windows, deltas: Of all state indices, [K-1, channels, ...] and [S, S, H_v, ...].
+        window, delta: By layer, in state index 0.
+        lanes: By state index, windows and states of all layers.
+        factors, conv_inputs: Of the nodes of trees, by layer; None without trees.
+    """
+
+    def __init__(self, device: Device, layers: Sequence[Recurrent], n_states: int, max_width: int) -> None:
+        self.device, n = device, len(layers)
+        conv, delta = layers[0].conv, layers[0].delta
+        self.live = Store(device, 2 + 2 * n + 2 * n_states)
+        self.tree = Store(device, 2)
+        window, state = (conv.kernel - 1, conv.channels), (delta.dim, delta.dim, delta.v_heads)
+        self.windows = self.live.tensor(F32, *window, n * n_states, name="conv windows")
+        self.deltas = self.live.tensor(F32, *state, n * n_states, name="delta states")
+        a_window, a_state = self.windows.nb[2], self.deltas.nb[3]
+        self.window = [self.live.view(self.windows, i * a_window, *window) for i in range(n)]
+        self.delta = [self.live.view(self.deltas, i * a_state, *state) for i in range(n)]
+        self.lanes = [
+            (
+                self.live.view(self.windows, i * n * a_window, *window, n),
+                self.live.view(self.deltas, i * n * a_state, *state, n),
+            )
+            for i in range(n_states)
+        ]
+        self.live.allocate()
+        self.factors: Any = None
+        self.conv_inputs: Any = None
+        if max_width:
+            self.factors = self.tree.tensor(F32, delta.factors, max_width, n, name="factors u|k|G")
+            self.conv_inputs = self.tree.tensor(F32, conv.channels, max_width, n, name="conv inputs")
+            self.tree.allocate()
+
+    def close(self) -> None:
+        self.live.close()
+        self.tree.close()
 
 
 def state_parts(
@@ -206,10 +231,11 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
     words, so that none is rounded again.
     """
     g = Graph(device, _commit_nodes(state))
-    if state.windows is not None:
-        path, (windows, deltas) = g.input("path", I32, max_path), state.live()
-        g.expand(g.ssm_conv_tree_commit(windows, state.conv_inputs, path))
-        g.expand(g.gated_delta_net_tree_commit(deltas, state.all_factors, path))
+    path = g.input("path", I32, max_path) if state.recurrent else None
+    for of in state.recurrent.values():
+        windows, deltas = of.lanes[0]
+        g.expand(g.ssm_conv_tree_commit(windows, of.conv_inputs, path))
+        g.expand(g.gated_delta_net_tree_commit(deltas, of.factors, path))
     if move_rows:
         _move_rows(g, state, max_path)
     return g
@@ -219,15 +245,17 @@ def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved
     """The same for paths of several sequences: path [max_path, n_states], an entry of `seqs` (see Batch) each, counted from
     the sequence's first column; from0, ... and to: [moved], those of all."""
     g = Graph(device, _commit_nodes(state))
-    if state.windows is not None:
-        path, seqs = g.input("path", I32, max_path, state.n_states), g.input("seqs", I32, 3, state.n_states)
-        (k, c, layers), s = state.live()[0].ne[0:3], state.deltas.ne[0]
-        a_window, a_delta = state.windows.nb[2], state.deltas.nb[3]
-        windows = g.view(state.windows, (k, c, state.n_states, layers), (4 * k, layers * a_window, a_window))
+    n = state.n_states
+    if state.recurrent:
+        path, seqs = g.input("path", I32, max_path, n), g.input("seqs", I32, 3, n)
+    for of in state.recurrent.values():
+        (k, c, layers), s = of.lanes[0][0].ne[0:3], of.deltas.ne[0]
+        a_window, a_delta = of.windows.nb[2], of.deltas.nb[3]
+        windows = g.view(of.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
         rows = a_delta // (4 * s)
-        deltas = g.view(state.deltas, (s, rows, state.n_states, layers), (4 * s, layers * a_delta, a_delta))
-        g.expand(g.ssm_conv_forest_commit(windows, state.conv_inputs, path, seqs))
-        g.expand(g.gated_delta_net_forest_commit(deltas, state.all_factors, path, seqs))
+        deltas = g.view(of.deltas, (s, rows, n, layers), (4 * s, layers * a_delta, a_delta))
+        g.expand(g.ssm_conv_forest_commit(windows, of.conv_inputs, path, seqs))
+        g.expand(g.gated_delta_net_forest_commit(deltas, of.factors, path, seqs))
     if moved:
         _move_rows(g, state, moved)
     return g

@@ -7,7 +7,6 @@ int ggml_graph_n_nodes(struct ggml_cgraph *cgraph);
 
 void ggml_build_forward_expand(struct ggml_cgraph *cgraph, struct ggml_tensor *tensor);
 
-ggml_gallocr_t ggml_gallocr_new(ggml_backend_buffer_type_t buft);
 ggml_gallocr_t ggml_gallocr_new_n(ggml_backend_buffer_type_t *bufts, int n_bufs);
 void ggml_gallocr_free(ggml_gallocr_t galloc);
 bool ggml_gallocr_reserve_n(ggml_gallocr_t galloc, struct ggml_cgraph *graph, const int *node_buffer_ids,

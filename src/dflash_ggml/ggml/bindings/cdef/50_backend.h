@@ -54,5 +54,8 @@ ggml_backend_event_t ggml_backend_event_new(ggml_backend_dev_t device);
 void ggml_backend_event_free(ggml_backend_event_t event);
 void ggml_backend_event_record(ggml_backend_event_t event, ggml_backend_t backend);
 void ggml_backend_event_synchronize(ggml_backend_event_t event);
+void ggml_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event);
+void ggml_backend_tensor_copy_async(ggml_backend_t backend_src, ggml_backend_t backend_dst,
+    const struct ggml_tensor *src, struct ggml_tensor *dst);
 ggml_backend_buffer_t ggml_backend_cpu_buffer_from_ptr(void *ptr, size_t size);
 bool ggml_backend_dev_supports_op(ggml_backend_dev_t device, const struct ggml_tensor *op);

@@ -1,0 +1,193 @@
+"""Which devices an engine takes, and which of its layers lie on which of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..ggml.device import Device, DeviceInfo, list_devices
+
+log = logging.getLogger("dflash_ggml")
+LAYER = re.compile(r"blk\.(\d{1,6})\.")
+
+
+def choose_device(config: EngineConfig) -> Device:
+    """The devices that are named, else the GPU `main_gpu`, or all GPUs where layers are shared out, else the CPU, which alone has
+    `reference` kernels. Of several the first is given, whose sides are the others (see Device.join).
+
+    Raises ConfigError for devices that are not there or do not go together."""
+    infos = _chosen(config)
+    if config.splits_layers and len(infos) == 1:
+        log.warning("split_mode, tensor_split: all layers lie on %s, which alone is here", infos[0].name)
+    device = _open(infos[0], config)
+    for info in infos[1:]:
+        device.join(_open(info, config))
+    if config.draft_device is not None:
+        info = _named(config.draft_device, "draft_device", list_devices())
+        if not (info.is_gpu and info.name in [side.info.name for side in device.sides]):
+            _check_kinds([*infos, info])
+            device.join(_open(info, config), has_layers=False)
+    return device
+
+
+def open_cpu(config: EngineConfig) -> Device:
+    """The CPU, for a target or for experts beside a GPU."""
+    # a count asks for the same bits whatever else runs: attention of one column is summed per thread
+    yielding = config.n_threads is None and not config.reproducible and not config.reference
+    return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
+
+
+def _open(info: DeviceInfo, config: EngineConfig) -> Device:
+    return Device(info, config.n_threads, stock=config.stock) if info.is_gpu else open_cpu(config)
+
+
+def _chosen(config: EngineConfig) -> list[DeviceInfo]:
+    """The devices that hold layers, in the order of the layers."""
+    there = list_devices()
+    gpus, cpu = [d for d in there if d.is_gpu], next(d for d in there if not d.is_gpu)
+    if config.device and config.device != ("none",):
+        found = [_named(name, "device", there) for name in config.device]
+        names = [d.name for d in found if d.is_gpu]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"device: {', '.join(names)} names a GPU twice")
+        _check_kinds(found)
+        if config.reference and names:
+            raise ConfigError(f"device: reference kernels exist on the CPU only, not on {names[0]}")
+    elif config.n_gpu_layers == 0 or config.reference or not gpus or config.device:
+        if config.n_gpu_layers > 0 and not gpus:
+            log.warning(
+                "n_gpu_layers=%d: this build or machine has no GPU, decoding on the CPU", config.n_gpu_layers
+            )
+        return [cpu]
+    else:
+        found = gpus
+    if config.splits_layers:
+        return found
+    if config.main_gpu >= len(found):
+        raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(found)} GPUs")
+    return [found[config.main_gpu]]
+
+
+def _named(name: str, field: str, there: Sequence[DeviceInfo]) -> DeviceInfo:
+    """The device that ggml calls so. Raises ConfigError that lists what there is."""
+    for info in there:
+        if info.name.lower() == name.lower():
+            return info
+    listed = ", ".join(f"{d.name} ({d.description})" for d in there)
+    raise ConfigError(f"{field}: there is no device {name!r} here, only {listed}")
+
+
+def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
+    """Raises ConfigError for devices of several backends: what one computes another would round differently."""
+    if len({info.name.rstrip("0123456789") for info in infos}) > 1:
+        names = ", ".join(info.name for info in infos)
+        raise ConfigError(
+            f"device: {names} are of several backends, and layers and draft are shared out within one; experts go to the CPU "
+            "with --n-cpu-moe"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Numbers of the sides on which things lie. layers: each of the target's; empty where all lie on the first side, with all
+    else. The embedding lies with the first layer, the output matrix with the last."""
+
+    layers: tuple[int, ...] = ()
+    draft: int = 0
+
+    def side(self, name: str) -> int:
+        """Where a tensor of the target's lies."""
+        if not self.layers:
+            return 0
+        if (found := LAYER.match(name)) is not None:
+            return self.layers[int(found[1])]
+        return self.layers[0] if name.startswith("token_embd") else self.layers[-1]
+
+    def has_layers(self, side: int) -> bool:
+        """Whether a side has layers of the target's."""
+        return side in self.layers if self.layers else side == 0
+
+    @property
+    def head(self) -> int:
+        """Where the output matrix lies, but for one that is the embedding."""
+        return self.layers[-1] if self.layers else 0
+
+    def facts(self, device: Device) -> list[Any]:
+        """The devices and what lies on them, as plain data."""
+        return [[side.info.description for side in device.sides], self.layers, self.draft]
+
+    def words(self, device: Device, side: int, has_draft: bool) -> str:
+        """What lies on a side, for people."""
+        own = [layer for layer, of in enumerate(self.layers) if of == side]
+        some = f"layers {own[0]} to {own[-1]}" if len(own) > 1 else f"layer {own[0]}" if own else ""
+        parts = [some] if some else []
+        if self.layers and side == self.layers[0]:
+            parts.append("the embedding")
+        if self.layers and side == self.layers[-1]:
+            parts.append("the output")
+        if has_draft and side == self.draft:
+            parts.append("the draft")
+        what = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+        return f"{device.sides[side].label}: {what or 'nothing'}"
+
+
+ONE_SIDE = Placement()  # all on the first
+
+
+def draft_side(device: Device, config: EngineConfig) -> int:
+    """The side of the draft: the one that was named, else that of the last layers, beside the output matrix."""
+    if config.draft_device is None:
+        return max(i for i, part in enumerate(shares(device, config)) if part)
+    name = config.draft_device.lower()
+    own = [side.index for side in device.sides if not side.has_layers and side is not device.host]
+    return own[0] if own else next(side.index for side in device.sides if side.info.name.lower() == name)
+
+
+def shares(device: Device, config: EngineConfig) -> list[float]:
+    """What each side was asked to take of the layers; all alike where nothing was asked for, 0 for those that take none.
+
+    Raises ConfigError for parts that are too many or all 0."""
+    n = sum(side.has_layers for side in device.sides)
+    if n == 1:
+        return [1.0]
+    asked = list(config.tensor_split or [1.0] * n)
+    if len(asked) > n or not any(asked):
+        parts = ",".join(f"{part:g}" for part in asked)
+        raise ConfigError(
+            f"tensor_split: {parts} is for {len(asked)} devices, and there are {n} to share layers"
+        )
+    return asked + [0.0] * (n - len(asked))
+
+
+def place_layers(
+    device: Device,
+    config: EngineConfig,
+    layers: Sequence[int],
+    taken: Mapping[int, int],
+    free: Sequence[int],
+) -> Placement:
+    """Share the layers out among the sides: by `tensor_split`, else by what is free.
+
+    Args:
+        layers: Bytes of each layer with what it keeps of sequences.
+        taken: Bytes of all else, by side.
+        free: Bytes by side.
+    """
+    draft, asked = draft_side(device, config), shares(device, config)
+    if len(asked) == 1:
+        return Placement((), draft)
+    sizes = [1.0] * len(layers)  # as llama.cpp shares them out
+    if not config.tensor_split:
+        left = [float(max(free[side] - taken.get(side, 0), 0)) for side in range(len(asked))]
+        asked, sizes = left if any(left) else asked, [float(max(size, 1)) for size in layers]
+    ends = [end / sum(asked) for end in accumulate(asked)][:-1]
+    middles = (before + size / 2 for before, size in zip(accumulate([0.0, *sizes]), sizes))
+    whole = sum(sizes)
+    return Placement(tuple(bisect_right(ends, middle / whole) for middle in middles), draft)
