@@ -53,8 +53,8 @@ class EngineConfig:
     draft_device: the device of the draft (None: that of the target's last layers).
     n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
         than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
-    spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: text that stood before in the
-        sequence or in earlier outputs, which takes no model; the others are kinds of draft models.
+    spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: prompt lookup in the
+        sequence and in earlier outputs, which takes no model; the others are kinds of draft models.
     mode, budget: how to draft, and the number of tree nodes without the root.
     candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; of
         DFlash2 as many as it was trained to choose from).
@@ -65,7 +65,7 @@ class EngineConfig:
     calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
         in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
     reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
-    reference: CPU products whose results do not depend on the batch width (slow; for exact tests). Other sums may round
+    reference: CPU matmuls whose results do not depend on the batch width (slow; for exact tests). Other sums may round
         differently, which quantised activations can carry to the next token.
     stock: compose our operations of ggml's own where there are kernels of them too, as devices without any do (see ggml/stock.py;
         slow, for tests).
@@ -175,7 +175,7 @@ class EngineConfig:
         return {"draft_type_k": self.draft_type_k, "draft_type_v": self.draft_type_v}
 
     @property
-    def names_copies(self) -> bool:
+    def names_prompt_lookup(self) -> bool:
         """Whether prompt lookup was asked for by name: then a mode that drafts needs no model."""
         return self.prompt_lookup and self.spec is not None
 

@@ -29,7 +29,7 @@ class DeviceError(DflashError, RuntimeError):
 
 
 class NoNumbersError(DflashError, ArithmeticError):
-    """The target's logits are NaN: its file is damaged, or what it adds up overflows."""
+    """The target's logits are NaN: corrupt weights or overflow."""
 
 
 class NoRoomError(DeviceError):

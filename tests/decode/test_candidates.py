@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode import tree as tree_module
-from dflash_ggml.decode.candidates import NoNumbers, Rows
+from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
 from dflash_ggml.decode.tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, best_first, expand, grow, spine
 from reference.trie import Trie
 
@@ -142,7 +142,7 @@ def test_a_negative_budget_is_refused(budget):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "error"), [(np.zeros((2, 3, 2)), ValueError), (np.full((2, 3, 3), np.nan), NoNumbers)]
+    ("pairs", "error"), [(np.zeros((2, 3, 2)), ValueError), (np.full((2, 3, 3), np.nan), NonFiniteDraft)]
 )
 def test_pairs_are_checked(pairs, error):
     rows = rows_of(0, 2, 3)

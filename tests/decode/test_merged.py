@@ -13,7 +13,7 @@ from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates
-from dflash_ggml.decode.merged import COPIES, DRAFT, Merged, observe
+from dflash_ggml.decode.merged import DRAFT, LOOKUP, Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference.trie import Trie
 
@@ -135,8 +135,8 @@ def test_a_token_of_both_is_one_node_with_both_cursors():
     rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
     tree = Merged(rows, LookupCandidates([[5, 7, 9, 9]], [10], 4), LookupRates()).grow(0, 8)
     by_path = {tokens_of(tree, n): int(tree.sources[n]) for n in range(1, tree.width)}
-    assert by_path[5,] == by_path[5, 7] == DRAFT | COPIES
-    assert by_path[5, 7, 9] == by_path[5, 7, 9, 9] == COPIES  # longer than the block
+    assert by_path[5,] == by_path[5, 7] == DRAFT | LOOKUP
+    assert by_path[5, 7, 9] == by_path[5, 7, 9, 9] == LOOKUP  # longer than the block
     assert by_path[6,] == by_path[5, 8] == DRAFT
     assert tree.tokens[1] == 5 and by_path.get((6, 7), DRAFT) == DRAFT
 

@@ -54,16 +54,16 @@ def test_all_modes_write_one_text(toy_pair, types):
 
 
 @pytest.mark.parametrize("n_prompt", [SINKS + WINDOW - 2, SINKS + WINDOW + 1, 200, 853])
-@pytest.mark.parametrize("first_slot", [0, 300])
+@pytest.mark.parametrize("first_row", [0, 300])
 @pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "q5_1"), ("q8_0", "q4_0")], ids="/".join)
-def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot, types):
+def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_row, types):
     """A pass over a tree against the whole cache under a mask that is written out."""
     rng = np.random.default_rng(n_prompt)
     parents = np.array([-1, 0, 0, 1, 1, 3, 5, 2], np.int32)
     depths = np.array([0, 1, 1, 2, 2, 3, 4, 2], np.int32)
     tree = Tree(rng.integers(0, 60, 8).astype(np.int32), parents, depths, np.zeros(8, np.float32))
     with load(toy_pair, fa_window=WINDOW, type_k=types[0], type_v=types[1]) as engine:
-        engine.sequence.first_slot = first_slot
+        engine.sequence.first_row = first_row
         engine.prefill(IDS[:n_prompt])
         passes = engine.passes
         graph = verify(engine, tree)
@@ -73,7 +73,7 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_slot, types):
         passes.graphs.clear()
         for node in range(8):
             held = np.ones(passes.n_rows, bool)
-            held[first_slot + SINKS : max(first_slot + n_prompt + int(depths[node]) - WINDOW + 1, 0)] = False
+            held[first_row + SINKS : max(first_row + n_prompt + int(depths[node]) - WINDOW + 1, 0)] = False
             mask.forget()
             passes.tree_mask.fill = lambda *args, held=held, **options: SlotMask.fill(
                 mask, *args, held, **options

@@ -116,7 +116,7 @@ def test_thread_count_does_not_matter(f32_target, f32_draft):
         with Solo.load(
             EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=n)
         ) as engine:
-            texts.append([write(engine, p, "tree") for p in PROMPTS[:3]])
+            texts.append(write(engine, PROMPTS[0], "tree"))
     assert texts[0] == texts[1]
 
 

@@ -57,19 +57,19 @@ def commit(engine: Solo, tree: Tree, leaf: int) -> None:
 
 def cache_rows(engine: Solo, n: int) -> list[np.ndarray]:
     """Rows of the sequence's first n tokens in all caches, target's and draft's, as numbers."""
-    first = engine.sequence.first_slot
+    first = engine.sequence.first_row
     caches = engine.kv.tensors().caches
     return [engine.device.read(t, n * t.ne[0], first * t.nb[1]).astype(np.float32) for t in caches]
 
 
-@pytest.mark.parametrize("first_slot", [0, 300])
+@pytest.mark.parametrize("first_row", [0, 300])
 @pytest.mark.parametrize("max_depth", [15, 47])
-def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
+def test_any_commits_equal_a_fresh_prefill(engine, first_row, max_depth):
     """60 random trees with random accepted paths: state, K/V and next logits are those of a prefill (1e-4 of their scale),
     wherever the rows lie, also for paths that are longer than the draft's block."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, engine.n_vocab - 4, 5).tolist()
-    engine.sequence.first_slot = first_slot
+    engine.sequence.first_row = first_row
     engine.prefill(tokens)
     longest = 0
     for _ in range(60 if max_depth == 15 else 25):
@@ -89,7 +89,7 @@ def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
 
     state, rows, logits = look()
     engine.reset()
-    engine.sequence.first_slot = 0
+    engine.sequence.first_row = 0
     engine.prefill(tokens)
     fresh_state, fresh_rows, fresh_logits = look()
     for ours, fresh in zip([*state, *rows], [*fresh_state, *fresh_rows], strict=True):
@@ -101,9 +101,9 @@ def test_any_commits_equal_a_fresh_prefill(engine, first_slot, max_depth):
 def test_text_does_not_depend_on_where_its_rows_lie(engine, mode):
     """Position and slot are different things: rotation and windows follow the first, caches and masks the second."""
     texts = []
-    for first_slot in (0, 1, 777):
+    for first_row in (0, 1, 777):
         engine.reset()
-        engine.sequence.first_slot = first_slot
+        engine.sequence.first_row = first_row
         engine.prefill([3, 1, 4, 1, 5])
         texts.append(greedy_tokens(engine, 120, mode=mode))
         snapshot = engine.snapshot()
@@ -448,8 +448,9 @@ def test_memory_dropped_unclosed_is_freed(engine, monkeypatch):
 
 
 def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
-    gpu = replace(device.list_devices()[-1], name="CUDA0", is_gpu=True)
-    monkeypatch.setattr(placement, "list_devices", lambda: [gpu])
+    cpu = device.list_devices()[-1]
+    found = [replace(cpu, name="CUDA0", is_gpu=True), cpu]
+    monkeypatch.setattr(placement, "list_devices", lambda: found)
     chosen = placement.choose_device(EngineConfig(toy_pair[0], reference=True, n_threads=1))
     assert not chosen.is_gpu
     chosen.close()

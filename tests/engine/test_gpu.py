@@ -257,13 +257,13 @@ def test_graphs_are_built_once(gpu):
 def test_text_does_not_depend_on_where_its_rows_lie(gpu, mode):
     """The same kernels over the same rows, elsewhere in the caches."""
     texts = []
-    for first_slot in (0, 256):
+    for first_row in (0, 256):
         gpu.reset()
-        gpu.sequence.first_slot = first_slot
+        gpu.sequence.first_row = first_row
         gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]))
         texts.append(write_on(gpu, mode, 64))
     gpu.reset()
-    gpu.sequence.first_slot = 0
+    gpu.sequence.first_row = 0
     gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]) + texts[0][: fork(*texts)])
     if texts[0] != texts[1]:
         at = fork(*texts)

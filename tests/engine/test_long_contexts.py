@@ -203,8 +203,8 @@ def test_masks_far_out(window):
     mask.close()
 
 
-@pytest.mark.parametrize("first_slot", [0, 300])
-def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, first_slot):
+@pytest.mark.parametrize("first_row", [0, 300])
+def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, first_row):
     """Which changes no bit of what a tree's columns see."""
     found = []
     for spanned in (1 << 30, 256):
@@ -212,13 +212,13 @@ def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, 
         with Solo.load(
             EngineConfig(*toy_pair, n_ctx=1500, n_threads=1, n_gpu_layers=0, calibrate="never")
         ) as engine:
-            engine.sequence.first_slot = first_slot
+            engine.sequence.first_row = first_row
             engine.prefill(np.random.default_rng(5).integers(0, 60, 700).tolist())
             tree = random_tree(np.random.default_rng(6), 12, 6, engine.n_vocab)
             graph = verify(engine, tree)
             assert ("span" in graph.inputs) == (spanned == 256)
             if spanned == 256:
                 rows = graph.inputs["span"].array.tolist()
-                assert rows == [first_slot, engine.sequence.slots(verify_width(tree.n_nodes)).stop]
+                assert rows == [first_row, engine.sequence.rows(verify_width(tree.n_nodes)).stop]
             found.append([engine.passes.logits_row(graph, node) for node in range(tree.n_nodes)])
     np.testing.assert_array_equal(*found)

@@ -96,7 +96,7 @@ def test_a_text_that_was_moved_goes_on(
             seen = engine.drafter.seen(place.sequence)
             for at in moves:
                 place.kv.move(range(at, at + len(place.kv.lent)))
-            assert not moves or place.sequence.first_slot == moves[-1]
+            assert not moves or place.sequence.first_row == moves[-1]
             assert seen.sum() > 180 and (engine.drafter.seen(place.sequence) == seen).all()
             place.prefill(IDS[180:330])
             found += [steps(place, 40), [tuple(place.tokens)]]
@@ -121,7 +121,7 @@ def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], de
             place.prefill(IDS[:100])
             kept = place.snapshot(with_rows=False)
             place.prefill(IDS[100:600])
-            start = place.sequence.first_slot
+            start = place.sequence.first_row
             assert start + by >= 0
             spoil(place, range(start + 100, start + 600))
             place.restore(kept)
@@ -153,13 +153,13 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
             others = [pool.lend(pool.longest)] if shift else []
             full = len(grown.kv.lent) - engine.over
             runs = [begun(moved, IDS[:100]), begun(grown, IDS[300 : 300 + full])]
-            start, left = moved.sequence.first_slot, gone.kv.lent
+            start, left = moved.sequence.first_row, gone.kv.lent
             gone.close()
             if shift:
                 spoil(moved, left)
                 pool.left_in(left)
             steps = engine.step(runs)
-            assert (moved.sequence.first_slot < start) == shift and not any(run.isolated for run in runs)
+            assert (moved.sequence.first_row < start) == shift and not any(run.isolated for run in runs)
             written.append([step.tokens for step in steps])
             for place in engine.slots:
                 place.close()

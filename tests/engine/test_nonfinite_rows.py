@@ -412,7 +412,7 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
             (sequence,) = sequences
             for group in drafter.context.groups:
                 at = group.rows(
-                    sequence.first_slot, state_index, sequence.n_tokens, sequence.n_tokens + drafter.block
+                    sequence.first_row, state_index, sequence.n_tokens, sequence.n_tokens + drafter.block
                 )
                 for t in group.cache.slices:
                     for row in at.tolist():
@@ -507,7 +507,7 @@ def overflow(place: Slot, tokens: range, number: int, value: float) -> None:
     """Let a number of these tokens' keys, which are float16, be `value`."""
     keys = place.engine.passes.state.kv.slices[0]
     for at in tokens:
-        offset = (place.sequence.first_slot + at) * keys.nb[1] + 2 * number
+        offset = (place.sequence.first_row + at) * keys.nb[1] + 2 * number
         place.engine.device.write(keys, np.array([value], np.float16), offset)
     assert len(without_numbers(place.engine)) == len(tokens)
 
@@ -531,7 +531,7 @@ def hold(place: Slot, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
     engine, tensors, state = place.engine, place.kv.tensors(), place.engine.passes.state
     parts = [
-        (t, place.sequence.first_slot * t.nb[1], (place.n_tokens + engine.over) * t.nb[1])
+        (t, place.sequence.first_row * t.nb[1], (place.n_tokens + engine.over) * t.nb[1])
         for t in tensors.caches
     ]
     parts += [(t, place.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]

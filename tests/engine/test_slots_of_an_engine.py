@@ -154,7 +154,7 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
 def test_slots_of_an_engine_and_rows_are_lent_and_given_back(several: Solo) -> None:
     places = [several.open(N_CTX // 2) for _ in range(4)]
     assert len({place.sequence.state_index for place in places}) == 4
-    taken = sorted((p.sequence.first_slot, p.sequence.end_slot) for p in places)
+    taken = sorted((p.sequence.first_row, p.sequence.end_row) for p in places)
     assert all(a[1] <= b[0] for a, b in pairwise(taken))
     with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.open()

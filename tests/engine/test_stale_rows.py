@@ -80,7 +80,7 @@ def spoil(place: Slot, value: float, first: int = 0) -> None:
     device, tensors = place.engine.device, place.kv.tensors()
     for t, row, n in [
         *(
-            (t, place.sequence.first_slot + first, place.n_tokens + place.engine.over - first)
+            (t, place.sequence.first_row + first, place.n_tokens + place.engine.over - first)
             for t in tensors.caches
         ),
         *((t, place.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
@@ -122,10 +122,10 @@ def test_a_place_after_one_without_numbers(pair):
         write(first, 250)
         blocking = engine.open(20)
         spoil(first, np.nan)
-        at = first.sequence.first_slot
-        assert first.grow(500) and first.sequence.first_slot != at
+        at = first.sequence.first_row
+        assert first.grow(500) and first.sequence.first_row != at
         other = engine.open(100)
-        assert other.sequence.first_slot == at
+        assert other.sequence.first_row == at
         assert write(other, 40)[1] == expected[1][1]
         blocking.close()
 
@@ -186,7 +186,7 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
             run = first.begin(sampler, max_tokens=500, stop=lambda t: False)
             first.first()
-            second, at = None, first.sequence.first_slot
+            second, at = None, first.sequence.first_row
             while run.finish is None:
                 (step,) = engine.step([run])
                 assert not isinstance(step, Exception), step
@@ -194,7 +194,7 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
                     second = engine.open(100)
                     found.append(write(second, 50)[1])
             found.append(first.tokens)
-            assert first.sequence.first_slot != at or len(first.tokens) < 550
+            assert first.sequence.first_row != at or len(first.tokens) < 550
         return found
 
     assert texts(np.nan) == texts(None)

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import NoNumbers, Rows
+from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
 from dflash_ggml.policy.costs import Costs
 from reference.engine_kit import Solo, fresh, text
 from reference.toys import write_pair
@@ -63,7 +63,7 @@ def test_in_the_middle_of_a_text(pair: tuple[Path, Path], monkeypatch, caplog) -
         def failing(*args: Any) -> list[Any]:
             nonlocal asked
             asked += 1
-            return [NoNumbers("NaN")] if asked == 4 else propose(*args)
+            return [NonFiniteDraft("NaN")] if asked == 4 else propose(*args)
 
         monkeypatch.setattr(engine.drafter, "propose", failing)
         assert text(fresh(engine), max_tokens=60, mode="tree") == expected
@@ -78,5 +78,5 @@ def test_in_the_middle_of_a_text(pair: tuple[Path, Path], monkeypatch, caplog) -
 
 def test_what_is_no_number() -> None:
     for value in (np.nan, 1.0, np.inf):
-        with pytest.raises(NoNumbers):
+        with pytest.raises(NonFiniteDraft):
             Rows([[1]], [[value]])

@@ -13,7 +13,7 @@ from fuzz.campaign import run
     ("kind", "n", "part"),
     [
         ("headers", 1000, 50),
-        ("coherent", 500, 50),
+        ("coherent", 300, 50),
         ("safetensors", 500, 50),
         ("experts", 60, 10),
         ("expert_headers", 600, 200),

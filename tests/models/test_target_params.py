@@ -218,7 +218,7 @@ def test_target_tensor_types(file: Path):
         (
             "falcon",
             "'falcon' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama', "
-            "'gpt-oss'.$",
+            "'gpt-oss', 'gemma3', 'gemma4'.$",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from dflash_ggml.decode.tree import Tree
 
 from .copying import LEAST, MOST, Evidence, LookupCandidates, LookupRates, Vote, beside_draft, in_order
 
-DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
+DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 _FAR = -log(LEAST)
 _NEVER = float("-inf")
 
@@ -146,7 +146,7 @@ class _Growth:
             if at is not None:
                 row = expand(at) if expand else rows[depth] if depth < len(rows) else _NO_ROW
             tokens, scores, cursors = row
-            parent, sources, at, depth = node, COPIES, None, depth + 1
+            parent, sources, at, depth = node, LOOKUP, None, depth + 1
             if not tokens:  # the draft has no word here
                 cost -= log(rates[cell])
             else:
@@ -155,7 +155,7 @@ class _Growth:
                     at = depth
                 if token in tokens:
                     rank = tokens.index(token)
-                    said, sources, taken = exp(scores[rank]), COPIES | DRAFT, (rank,)
+                    said, sources, taken = exp(scores[rank]), LOOKUP | DRAFT, (rank,)
                     other = 0 if rank else 1
                     if cursors is not None:
                         at = cursors[rank]
@@ -187,7 +187,7 @@ class _Growth:
             total = in_order([rates[cell] for _, cell, _ in votes])
             lost = log(max(total / MOST, 1.0)) if len(votes) > 1 else 0.0
             for i, (token, cell, follow) in enumerate(votes):
-                entry = (token, cell, follow, None, COPIES)
+                entry = (token, cell, follow, None, LOOKUP)
                 heappush(heap, (cost + lost - log(rates[cell]), depth, node, -1 - i, entry))
             return
         if not votes:
@@ -199,11 +199,11 @@ class _Growth:
         several: list[int] = []
         offers = []
         for token, cell, follow in votes:
-            said, sources = 0.0, COPIES
+            said, sources = 0.0, LOOKUP
             under = depth if cursors is None else None
             if token in tokens:
                 rank = tokens.index(token)
-                said, sources = exp(scores[rank]), COPIES | DRAFT
+                said, sources = exp(scores[rank]), LOOKUP | DRAFT
                 under = depth if cursors is None else cursors[rank]
                 several.append(rank)
                 said_of_votes += said

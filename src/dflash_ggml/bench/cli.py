@@ -298,7 +298,7 @@ def run(args: argparse.Namespace) -> int:
 def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:
     """Measure what passes cost, keep it and print it; returns the exit code."""
     has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
-    if config.draft is None and not has_head and not config.names_copies:
+    if config.draft is None and not has_head and not config.names_prompt_lookup:
         how = "" if config.spec is None else ", and leave --spec away"
         why = "costs decide between plain decoding and a draft"
         raise ConfigError(f"calibrate: {why}; name one with -md or -hfd{how}")

@@ -1,4 +1,4 @@
-"""Decoding one text and timing it; what texts have in common."""
+"""Run one generation and time it; what texts have in common."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def memory_size(text: str) -> int | float:
     base = 1000 if unit.upper() == "B" else 1024
     size = int(number * base ** " KMGT".index(prefix.upper() or " "))
     if size <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
+        raise argparse.ArgumentTypeError(f"{text!r} is an invalid size; for example 23GiB or 90%")
     return size
 
 

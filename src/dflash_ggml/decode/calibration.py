@@ -29,7 +29,7 @@ class Calibration:
     """Hit counts of one draft on one target."""
 
     def __init__(self, prior: Calibration | None = None) -> None:
-        """`prior`: what is known of other texts; it learns too."""
+        """`prior`: statistics of other sequences; it learns too."""
         self._prior = prior
         self._native = ffi.new(_CALIBRATION)
         lib.calibration_init(self._native, NONE if prior is None else prior._native)

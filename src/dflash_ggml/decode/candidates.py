@@ -20,7 +20,7 @@ _DRAFT = ffi.typeof("struct draft *")
 _MOST = 2**31 - 1  # candidates: cursors are int32
 
 
-class NoNumbers(ValueError):
+class NonFiniteDraft(ValueError):
     """A draft that gave NaN, or infinities where probabilities should be: its weights are damaged, or a sum overflowed."""
 
 
@@ -41,7 +41,7 @@ class Candidates(Protocol):
 
 
 class Rows:
-    """A block: K candidates for each of L depths, best first, and maybe how well neighbours go together.
+    """A block: K candidates for each of L depths, best first, and maybe pairwise scores of neighbouring depths.
 
     ids int32 and log_probs float32 [L, K]. pairs float32 [L, K, K]: added to the score of candidate b of depth i after
     candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] holds for the pending token); probabilities of one parent's
@@ -51,7 +51,7 @@ class Rows:
     root = (0, 0)
 
     def __init__(self, ids: ArrayLike, log_probs: ArrayLike, pairs: ArrayLike | None = None) -> None:
-        """Raises ValueError if shapes differ or rows do not fall; NoNumbers, one of them, if values are NaN or above 0."""
+        """Raises ValueError if shapes differ or rows do not fall; NonFiniteDraft, one of them, if values are NaN or above 0."""
         self.ids = ids = np.ascontiguousarray(ids, np.int32)
         self.log_probs = log_probs = np.ascontiguousarray(log_probs, np.float32)
         if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
@@ -67,7 +67,7 @@ class Rows:
         native.ids, native.log_probs = held
         if fault := lib.rows_fault(n_depths, n_ranks, native.log_probs):
             if fault == 1:
-                raise NoNumbers("log_probs must be log-probabilities: found NaN or a value above 0")
+                raise NonFiniteDraft("log_probs must be log-probabilities: found NaN or a value above 0")
             raise ValueError("log_probs must fall along each row: sort the candidates by rank")
         if pairs is not None:
             self.pairs = np.ascontiguousarray(pairs, np.float32)
@@ -76,7 +76,7 @@ class Rows:
             held.append(floats(self.pairs))
             native.pairs = held[-1]
             if lib.pairs_fault(self.pairs.size, native.pairs):
-                raise NoNumbers("pairs must be numbers: found NaN")
+                raise NonFiniteDraft("pairs must be numbers: found NaN")
         self.native = native  # for C, which reads the arrays above
 
     @property

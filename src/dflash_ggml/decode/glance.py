@@ -19,7 +19,7 @@ class Glance:
     """What the last look foretold, until the next one tells whether it was right."""
 
     def __init__(self, most: int) -> None:
-        """`most`: places that are looked at, of those with the longest matches."""
+        """`most`: matches that are examined, the longest first."""
         self._most, self._native = most, ffi.new(_GLANCE)
 
     def forget(self) -> None:

@@ -35,7 +35,7 @@ class LookupRates:
     """
 
     def __init__(self, prior: LookupRates | None = None) -> None:
-        """`prior`: what is known of other texts; it learns too."""
+        """`prior`: rates of other sequences; it learns too."""
         self._prior = prior
         self.native = ffi.new(_RATES)
         lib.copy_rates_init(self.native, NONE if prior is None else prior.native)
@@ -64,7 +64,7 @@ class LookupRates:
         return found
 
     def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
-        """Count samples: a cell, and whether the copy was right."""
+        """Count samples: a cell, and whether the candidate was accepted."""
         pairs = list(samples)
         cells, right = [cell for cell, _ in pairs], bytes([is_right for _, is_right in pairs])
         checked(lib.copy_rates_learn(self.native, len(pairs), cells, right))

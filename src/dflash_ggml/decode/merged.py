@@ -13,7 +13,7 @@ from .lookup import LookupCandidates, LookupRates, checked
 from .native import doubles, ints, lib
 from .tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, grow
 
-DRAFT, COPIES = 1, 2  # bits of `Tree.sources`
+DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 
 
 def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:

@@ -275,7 +275,7 @@ class _Head:
             total += new - old
             slack += _ROUNDING * (new + old)
             n_unknown = changes.n_unknown
-        if self.gone is not None:  # and who knows what else is forbidden
+        if self.gone is not None:  # other tokens may be masked too
             gone = _mass(np.array(self.gone), top)
             low, total = 0.0, total - gone
             slack += _ROUNDING * gone

@@ -1,4 +1,4 @@
-"""The sampler: the next token from a row of the target's logits.
+"""The sampler: the next token from the target's logits.
 
 Order: processors, logit bias, penalties; then, by temperature, < 0: a draw from the plain softmax; = 0: the
 largest logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, temperature, draw. These are the

@@ -47,7 +47,7 @@ class Sequence:
     """A sequence: its tokens, the generation that goes on with them, and where the device keeps its state.
 
     A position counts tokens of the sequence and decides rotation; a cache row is where keys and values lie: the token at
-    position p has row first_slot + p.
+    position p has row first_row + p.
 
     Attributes:
         tokens: Committed ids.
@@ -62,7 +62,7 @@ class Sequence:
         lookup: Prompt lookup in its tokens, None where that is off.
         keep_logits: Whether steps hand logits out.
         finish: Why the generation ended, None while it goes on.
-        first_slot, end_slot: Its cache rows; end_slot None: to the end of the caches.
+        first_row, end_row: Its cache rows; end_row None: to the end of the caches.
         state_index: Which recurrent state, and which part of the rings of windowed layers, is its own.
         unseen: Columns of the target's features, one for each of the last committed tokens that the draft has not taken in.
         inconsistent: A pass was broken off, so the state is inconsistent until it is reset.
@@ -87,8 +87,8 @@ class Sequence:
     lookup: Any = None
     keep_logits: bool = False
     finish: Finish | None = None
-    first_slot: int = 0
-    end_slot: int | None = None
+    first_row: int = 0
+    end_row: int | None = None
     state_index: int = 0
     unseen: tuple[int, ...] = ()
     inconsistent: bool = False
@@ -104,15 +104,15 @@ class Sequence:
         """Committed tokens; also the position at which a pass starts."""
         return len(self.tokens)
 
-    def slots(self, n: int) -> range:
+    def rows(self, n: int) -> range:
         """The cache rows of the next n positions."""
-        start = self.first_slot + len(self.tokens)
+        start = self.first_row + len(self.tokens)
         return range(start, start + n)
 
     @property
     def lent(self) -> slice:
         """Its cache rows."""
-        return slice(self.first_slot, self.end_slot)
+        return slice(self.first_row, self.end_row)
 
     def emit(self, token: int) -> bool:
         """Note a chosen token; True if the path ends with it: it is the last one, forced, or followed by a forced one."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.candidates import Candidates, NoNumbers, Rows
+from ..decode.candidates import Candidates, NonFiniteDraft, Rows
 from ..decode.sequence import Sequence
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
@@ -77,7 +77,7 @@ class DraftSource(ABC):
     def start(
         self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
     ) -> Drafter:
-        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows, slot for slot the target's.
+        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows, row for row the target's.
 
         Raises ModelFileError, DeviceError.
         """
@@ -93,7 +93,7 @@ class Drafter(ABC):
     @abstractmethod
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
+    ) -> list[Candidates | NonFiniteDraft]:
         """Propose continuations of the pending tokens, in one pass where the draft can, and take in what is unseen.
 
         Args:
@@ -101,7 +101,7 @@ class Drafter(ABC):
             depth: How far they are looked at, so that a shorter and cheaper proposal will do; None for as far as it can.
 
         Returns:
-            By sequence its candidates, or NoNumbers where they are NaN: it is then decoded without the draft.
+            By sequence its candidates, or NonFiniteDraft where they are NaN: it is then decoded without the draft.
         """
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def rows(self) -> Items[object]:
-        """Cache tensors [row, n_rows] with a row per slot, which a snapshot copies."""
+        """Cache tensors [row, n_rows] with a row per cache row, which a snapshot copies."""
 
     @property
     def rings(self) -> Items[tuple[Any, int, int]]:
@@ -160,9 +160,9 @@ def places(n: int) -> int:
     return next(places for places in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if places >= n)
 
 
-def checked(make: Callable[[], Rows]) -> Rows | NoNumbers:
+def checked(make: Callable[[], Rows]) -> Rows | NonFiniteDraft:
     """What `make` gives, or its error."""
     try:
         return make()
-    except NoNumbers as error:
+    except NonFiniteDraft as error:
         return error

@@ -14,9 +14,9 @@ from ..decode.sequence import Sequence
 from ..decode.text_index import Continuations, TextIndex
 
 NAME = "suffix"
-MOST_PLACES = 6  # that a look-up follows
+MOST_PLACES = 6  # matches that a look-up follows
 PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
-_SHORTEST_PAST = 4  # tokens of an output that is worth keeping
+_SHORTEST_PAST = 4  # tokens of the shortest output that is indexed
 _NOTHING = (-1, -1, None, None)
 
 
@@ -27,11 +27,11 @@ class PromptLookup:
         self, depth: int, past_tokens: int = PAST_TOKENS, others: PromptLookup | None = None
     ) -> None:
         """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten. others: of
-        another sequence, with which past outputs and what is known of them are shared."""
+        another sequence, with which past outputs and their rates are shared."""
         self.depth, self.past_tokens = depth, past_tokens
         self.text = TextIndex()
         self.past: TextIndex = TextIndex() if others is None else others.past
-        self._rates: LookupRates = LookupRates() if others is None else others._rates  # of all texts
+        self._rates: LookupRates = LookupRates() if others is None else others._rates  # of all sequences
         self.rates = LookupRates(self._rates)
         self._written: list[tuple[int, int]] = []  # where outputs lie in the text
         self._continuations = Continuations(MOST_PLACES, depth)
@@ -89,8 +89,8 @@ class PromptLookup:
             past.extend(ids)
 
     def glance(self, sequence: Sequence, learn: bool = False) -> float:
-        """How likely the likeliest token is that stood where the text's end stood before, 0 where that is nowhere: a part of what
-        `look_up` finds, for less than half of its time. learn: the pending token came of a plain step, and tells whether the last
+        """Probability of the best continuation, 0 without a match: a part of what `look_up` finds, for less than half of its
+        time. learn: the pending token came of a plain step, and tells whether the last
         glance was right."""
         assert sequence.pending is not None
         new = sequence.tokens[len(self.text) :]
@@ -100,8 +100,8 @@ class PromptLookup:
         return said
 
     def look_up(self, sequence: Sequence) -> LookupCandidates | None:
-        """What followed where the text's end stood before; None if it did nowhere. Between two commits it looks once, unless
-        another sequence was left meanwhile."""
+        """Candidates that followed earlier occurrences of the sequence's end, None without a match. Found once between two
+        commits, unless a past output was added meanwhile."""
         n, pending, text = sequence.n_tokens, sequence.pending, self.text
         at, past, after, found = self._found
         if at == n and after == pending and past == len(self.past):

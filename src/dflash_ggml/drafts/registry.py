@@ -55,10 +55,10 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
     notes = []
     if config.names("mtp") and target.prediction_head(file) is None:
         missing = f"spec: {config.model} has no prediction head (mtp) to draft with"
-        if draft is None and not config.names_copies:
+        if draft is None and not config.names_prompt_lookup:
             raise ConfigError(missing)
         notes.append(f"{missing}; what else is named drafts")
-    if draft is None and config.mode in ("chain", "tree") and not config.names_copies:
+    if draft is None and config.mode in ("chain", "tree") and not config.names_prompt_lookup:
         raise ConfigError(f"mode {config.mode} needs a draft model (-md)")
     if config.draft_type is not None and config.draft is None:
         notes.append(f"draft_type: {config.draft_type} is for a draft file, and there is none")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.candidates import Candidates, NoNumbers, Several
+from ..decode.candidates import Candidates, NonFiniteDraft, Several
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
 from ..ggml.device import F32, Device
@@ -95,12 +95,12 @@ class SeveralDrafter(Drafter):
 
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
+    ) -> list[Candidates | NonFiniteDraft]:
         """See Drafter.propose; a draft that gives NaN for a sequence leaves it to no other."""
         found = self._all(sequences, lambda d: d.propose(sequences, budget, depth))
-        merged: list[Candidates | NoNumbers] = []
+        merged: list[Candidates | NonFiniteDraft] = []
         for of_sequence in zip(*found):
-            wrong = [one for one in of_sequence if isinstance(one, NoNumbers)]
+            wrong = [one for one in of_sequence if isinstance(one, NonFiniteDraft)]
             merged.append(wrong[0] if wrong else Several(of_sequence))
         return merged
 

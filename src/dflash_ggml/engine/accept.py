@@ -22,7 +22,7 @@ NAN = "target produced NaN logits (corrupt weights or overflow)"
 
 
 class Acceptance:
-    """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in text order."""
+    """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in sequence order."""
 
     def __init__(
         self, passes: TargetPasses, graph: Graph, forest: Forest, watches: Items[Watch | None]

@@ -19,7 +19,7 @@ class Claim:
 
     @contextmanager
     def by(self, what: str) -> Iterator[None]:
-        """Alone with the text until the end, or ConfigError that names who is. Host memory that ends is a DeviceError."""
+        """Exclusive access until the end. Raises ConfigError that names the holder. Host memory that ends is a DeviceError."""
         with self._lock:
             owner = self._owner
             if owner is None:

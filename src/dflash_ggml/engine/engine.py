@@ -94,7 +94,7 @@ class Engine:
             if room is None:
                 room = max(min(self.n_ctx // self.parallel, pool.longest - self.over), 1)
             rows = self._lend(min(room, self.n_ctx) + self.over)
-            sequence = Sequence(first_slot=rows.start, end_slot=rows.stop, state_index=index)
+            sequence = Sequence(first_row=rows.start, end_row=rows.stop, state_index=index)
             lookup = None if self.lookup is None else self.lookup.beside()
             slot = self._slots[index] = Slot(self, sequence, rows, lookup)
             slot.reset()

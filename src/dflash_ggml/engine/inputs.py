@@ -17,7 +17,7 @@ from ..ggml.graph import Graph
 def fill_span(graph: Graph, sequence: Sequence, columns: int) -> None:
     """The rows that a pass of one sequence sees, where its graph asks."""
     if "span" in graph.inputs:
-        graph.inputs["span"].array[:] = sequence.first_slot, sequence.slots(columns).stop
+        graph.inputs["span"].array[:] = sequence.first_row, sequence.rows(columns).stop
         graph.inputs["spanned"].array[:] = 0, 0, columns
 
 

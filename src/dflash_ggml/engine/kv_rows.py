@@ -62,7 +62,7 @@ class KvRows:
             longer = pool.extend(rows, n)
         if longer is None:
             return False
-        self.lent, self.sequence.end_slot = longer, longer.stop
+        self.lent, self.sequence.end_row = longer, longer.stop
         if found := pool.take_stale(longer):
             self._stale = range(self._stale.start if self._stale else len(rows), max(found, self._stale.stop))
         return True
@@ -106,7 +106,7 @@ class KvRows:
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
             drafter.leave(sequence)
-        self.lent, sequence.first_slot, sequence.end_slot = to, to.start, to.stop
+        self.lent, sequence.first_row, sequence.end_row = to, to.start, to.stop
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
         self._written = 0
@@ -139,7 +139,7 @@ class KvRows:
         if left:
             cleared = left if self.passes.device.is_gpu else left[:UNIT]
             self.passes.device.synchronize()
-            tensors.clear_rows(cleared.start - tensors.first_slot, cleared.stop - tensors.first_slot)
+            tensors.clear_rows(cleared.start - tensors.first_row, cleared.stop - tensors.first_row)
             pool.take_stale(cleared)
 
     # ---- what lies in it
@@ -162,7 +162,7 @@ class KvRows:
         return not (self.touched or self._stale_rings)
 
     def forget(self, inconsistent: bool, kept: int = 0) -> None:
-        """What the device holds belongs to an earlier sequence from now on. Of a inconsistent one only the first `kept` rows are
+        """What the device holds belongs to an earlier sequence from now on. Of an inconsistent one only the first `kept` rows are
         trusted: a key may have overflowed long before a pass noticed."""
         self._stale, self._stale_rings = range(self.touched), self._stale_rings or self.touched > 0
         self._written = 0
@@ -232,4 +232,4 @@ class KvRows:
         if draft and drafter:
             caches += drafter.rows
             rings += drafter.rings
-        return Tensors(self.passes.device, live, caches, sequence.first_slot, rings, sequence.state_index)
+        return Tensors(self.passes.device, live, caches, sequence.first_row, rings, sequence.state_index)

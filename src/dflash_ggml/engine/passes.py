@@ -37,7 +37,7 @@ from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
 from .outputs import PassOutputs
 from .placement import ONE_SIDE, Placement
 
-FOREST = 64  # columns over which products cost little more than over one (bench/notes-matmul.md)
+FOREST = 64  # columns over which a matmul costs little more than over one (bench/notes-matmul.md)
 GRAPHS = 48  # that are kept for one sequence; several have their own
 CARRIED = 1024  # cache rows that one run carries elsewhere
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
@@ -159,9 +159,9 @@ class TargetPasses(PassOutputs):
         watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
         decoding: the token is one of the text that is being written, not of its prompt.
         """
-        n, slots, state_index = len(ids), sequence.slots(len(ids)), sequence.state_index
+        n, ahead, state_index = len(ids), sequence.rows(len(ids)), sequence.state_index
         window = self._window(sequence.n_tokens + 1) if decoding and n == 1 else None
-        n_kv = 0 if window else self.linear_rows(n, slots.stop)
+        n_kv = 0 if window else self.linear_rows(n, ahead.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
         # prefilling takes as long with graphs for any state index, and one graph serves all of them
@@ -177,9 +177,9 @@ class TargetPasses(PassOutputs):
             graph.inputs["seqs"].array[:] = state_index, 0, n
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
-            window.fill(graph, sequence.first_slot, sequence.n_tokens, *alone)
+            window.fill(graph, sequence.first_row, sequence.n_tokens, *alone)
         fill_span(graph, sequence, n)
-        first, start = sequence.first_slot, slots.start
+        first, start = sequence.first_row, ahead.start
         if n == 1:  # most passes of a text that is decoded plainly
             graph.inputs["ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
         else:
@@ -232,12 +232,12 @@ class TargetPasses(PassOutputs):
         """A lone tree of state index 0."""
         assert self.tree_mask is not None, "loaded without room for trees"
         width, n = verify_width(tree.n_nodes), tree.width
-        slots = sequence.slots(width)
-        self.bucket(slots.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
+        ahead = sequence.rows(width)
+        self.bucket(ahead.start + self.tree_rows(tree.n_nodes))  # the commit's rows must exist too
         window = None
         if self.window is not None:
             window = self._window(sequence.n_tokens + int(tree.depths.max()) + 1)
-        n_kv = 0 if window else self.bucket(slots.stop)
+        n_kv = 0 if window else self.bucket(ahead.stop)
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("verify", width, n_kv, reduction),
@@ -252,16 +252,16 @@ class TargetPasses(PassOutputs):
         np.add(tree.depths, sequence.n_tokens, positions[:n])
         if n < width:  # children of the root, never looked at
             ids[n:], positions[n:], parents[n:] = tree.tokens[0], sequence.n_tokens + 1, 0
-        np.add(self._steps[:width], slots.start, rows)
+        np.add(self._steps[:width], ahead.start, rows)
         fill_span(graph, sequence, width)
         seen_by = observers(tree, width)
         if window is None:
-            self.tree_mask.fill(graph, "mask", n_kv, slots.start, seen_by, origin=sequence.first_slot)
+            self.tree_mask.fill(graph, "mask", n_kv, ahead.start, seen_by, origin=sequence.first_row)
         if window is not None or self.state.rings:
             own = unpacked(seen_by, width)
             depths = positions - sequence.n_tokens
             if window is not None:
-                window.fill(graph, sequence.first_slot, sequence.n_tokens, depths, own)
+                window.fill(graph, sequence.first_row, sequence.n_tokens, depths, own)
             for ring in self.state.rings:
                 ring.fill(graph, sequence.state_index, sequence.n_tokens, width, depths, own)
         if watch:
@@ -301,7 +301,7 @@ class TargetPasses(PassOutputs):
         if move:
             nodes, n = [*path, *range(len(path), room)], max(room, *path) + 1
             rings = (ring.rows(sequence.state_index, sequence.n_tokens, n) for ring in self.state.rings)
-            for (prefix, cache), rows in zip(self.state.caches, [np.array(sequence.slots(n)), *rings]):
+            for (prefix, cache), rows in zip(self.state.caches, [np.array(sequence.rows(n)), *rings]):
                 graph.inputs[f"{prefix}to"].array[:] = rows[:room]
                 for i in range(len(cache.wholes)):
                     graph.inputs[f"{prefix}from{i}"].array[:] = rows[nodes]
@@ -311,7 +311,7 @@ class TargetPasses(PassOutputs):
         """Trees of several sequences, or one of any state index."""
         width, n_states, used = forest.width, self.state.n_states, forest.used
         widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
-        starts = [s.first_slot + n for s, n in zip(forest.sequences, lasts)]
+        starts = [s.first_row + n for s, n in zip(forest.sequences, lasts)]
         ends = [start + n for start, n in zip(starts, widths)]
         bucket = self.bucket(max(ends))
         window = None
@@ -329,8 +329,8 @@ class TargetPasses(PassOutputs):
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         # one array for what all columns of a text share: text by text numpy's calls would take longer than the pass can wait
-        slots = [s.first_slot for s in forest.sequences]
-        shared = np.array([lasts, np.subtract(starts, forest.firsts), slots, starts], np.int32)
+        firsts = [s.first_row for s in forest.sequences]
+        shared = np.array([lasts, np.subtract(starts, forest.firsts), firsts, starts], np.int32)
         of_text, here = np.repeat(shared, widths, axis=1), slice(used)
         ids[here], parents[here] = forest.arrays
         np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
@@ -348,12 +348,12 @@ class TargetPasses(PassOutputs):
             ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would have no numbers
             if "spans" in graph.inputs:
                 spans = graph.inputs["spans"].array.reshape(n_states, 2)
-                spans[: len(widths)] = list(zip(slots, ends))
+                spans[: len(widths)] = list(zip(firsts, ends))
                 spans[len(widths) :] = 0
         if window is not None:
             positions[padding] = sequence.n_tokens
             own = own_columns(tree, width)  # padding sees itself
-            window.fill(graph, sequence.first_slot, sequence.n_tokens, positions - sequence.n_tokens, own)
+            window.fill(graph, sequence.first_row, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
             below = [
                 Below(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width))
@@ -395,7 +395,7 @@ class TargetPasses(PassOutputs):
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):
-                lie = sequence.slots(max(path) + 1) if path else range(0)
+                lie = sequence.rows(max(path) + 1) if path else range(0)
                 rows = (
                     lie
                     if ring is None

@@ -154,7 +154,7 @@ class Slot:
         self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
     ) -> None:
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
-        self.engine.passes.bucket(sequence.slots(len(ids)).stop)
+        self.engine.passes.bucket(sequence.rows(len(ids)).stop)
         self.kv.overwrite(len(ids))
         sequence.inconsistent = True
         self.kv.writes(sequence.n_tokens + len(ids))
@@ -219,23 +219,23 @@ class Slot:
         hold zeros before and after.
         """
         state, sequence, kv, n = self.engine.passes.state, self.sequence, self.kv, len(ids)
-        held = sequence.first_slot + max(len(kv.kept), sequence.n_tokens)
-        touched = sequence.first_slot + kv.touched
+        held = sequence.first_row + max(len(kv.kept), sequence.n_tokens)
+        touched = sequence.first_row + kv.touched
         assert kv.lent is not None
         first = min(padded(held, UNIT), (kv.lent.stop - n) // UNIT * UNIT)
-        other = Sequence(first_slot=first, state_index=sequence.state_index)
+        other = Sequence(first_row=first, state_index=sequence.state_index)
         live, rings = (
             state.live_parts(sequence.state_index),
             [kept for ring in state.rings for kept in ring.kept],
         )
         tensors = Tensors(
-            self.engine.device, live, state.kv.slices, other.first_slot, rings, sequence.state_index
+            self.engine.device, live, state.kv.slices, other.first_row, rings, sequence.state_index
         )
         rows = tensors.read_rows(max(held - first, 0))
         tokens, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
         saved = Snapshot(tokens, tensors.read_live(), None, np.zeros(0, bool), None, rings=windows)
         sequence.inconsistent, was_clean = True, kv.is_clean
-        written = kv.writes(max(kv.touched, first - sequence.first_slot + n))
+        written = kv.writes(max(kv.touched, first - sequence.first_row + n))
         try:
             state.reset(sequence.state_index)
             tensors.clear_rows(0, max(min(touched - first, kv.visible(n)), 0))
@@ -402,7 +402,7 @@ class Slot:
             here = self.sequence
             if sequence.tokens != here.tokens:
                 raise ConfigError("resume: the slot holds other tokens than the sequence")
-            sequence.first_slot, sequence.end_slot = here.first_slot, here.end_slot
+            sequence.first_row, sequence.end_row = here.first_row, here.end_row
             sequence.state_index, sequence.unseen, sequence.logits = here.state_index, (), None
             sequence.inconsistent, sequence.nonfinite_from, sequence.draft_nonfinite = False, None, False
             self.sequence = self.kv.sequence = sequence
@@ -499,7 +499,7 @@ class Slot:
                     self.engine.closed(self.sequence.state_index)
 
     def forget(self) -> None:
-        """Forget the tokens that prompt lookup proposes from, so that a measurement does not copy its own last answer."""
+        """Forget the tokens that prompt lookup proposes from, so that a measurement does not look up its previous output."""
         with self.engine.passing:  # a step of any slot may be looking in them
             if self.lookup:
                 self.lookup.forget()

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.accept import Accepted
-from ..decode.candidates import Candidates, NoNumbers
+from ..decode.candidates import Candidates, NonFiniteDraft
 from ..decode.forest import Forest
-from ..decode.merged import COPIES, DRAFT, Merged
+from ..decode.merged import DRAFT, LOOKUP, Merged
 from ..decode.reduced import Watch, watch
 from ..decode.sequence import Finish, Sequence
 from ..decode.tree import Tree, root_only
@@ -38,7 +38,7 @@ class Step:
 
     Attributes:
         tokens: New token ids, at least one.
-        mode: How they were found; "prefill" for the first token of a generation, which the prompt's own pass gave.
+        mode: How they were found; "prefill" for the first token of a generation, from the prefill logits.
         tree, path: The verified tree and its accepted nodes, root first.
         n_draft, n_accepted: Drafted nodes that were verified and accepted.
         rows: The target's logits of each emitted token, when asked for.
@@ -94,11 +94,11 @@ class Stepper:
 
         Args:
             idle: Sequences of other slots, whose features may have to be taken in before their columns are needed.
-            plain: Draft nothing, whatever the policy says, and let it learn nothing of this step.
+            plain: Bypass the policy: draft nothing, and let it learn nothing.
 
         Returns:
-            By sequence its step, or the error with which it failed alone: it is as it was before, or, without a pending
-            token, one token further.
+            Per sequence its step or its exception. A sequence that failed is unchanged or, without a pending token, one
+            token further.
         """
         clock, graphs, warm = Clock(), self.passes.graphs, set[str]()
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
@@ -118,7 +118,7 @@ class Stepper:
 
         cold = graphs.cold
         for sequence, width in zip(sequences, forest.widths):
-            sequence.inconsistent = width == 1  # until what came of the pass that commits it is known
+            sequence.inconsistent = width == 1  # until the pass that commits it has completed
         graph = self.passes.verify(forest, watches, columns)
         clock.lap("verify")
         if not plain:
@@ -160,7 +160,7 @@ class Stepper:
     # ---- before the pass
 
     def _trees(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Tree]:
-        """The grown tree of each sequence: its root alone where nothing is proposed."""
+        """The candidate tree of each sequence before `Policy.cut`: its root alone where nothing is proposed."""
         if all(plan is PLAIN for plan in plans):
             return [root_only(s.pending) for s in sequences]  # type: ignore[arg-type]
         trees = []
@@ -172,13 +172,13 @@ class Stepper:
                     tree = plan.build(sequence.pending, Merged(drafted, found, sequence.lookup.rates))
                 elif drafted is not None:
                     tree = plan.build(sequence.pending, drafted)
-            except NoNumbers:
+            except NonFiniteDraft:
                 self._give_up_drafting(sequence)
             trees.append(root_only(sequence.pending) if tree is None else tree)
         return trees
 
     def _draft(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Candidates | None]:
-        """The draft's candidates for each sequence that it is asked for."""
+        """The draft's candidates by sequence, None where it was not asked."""
         found: list[Candidates | None] = [None] * len(sequences)
         asked = [
             i
@@ -192,7 +192,7 @@ class Stepper:
         depth = None if None in depths else max(d or 0 for d in depths)
         budget = max(plans[i].budget for i in asked)
         for i, candidates in zip(asked, self.drafter.propose([sequences[i] for i in asked], budget, depth)):
-            if isinstance(candidates, NoNumbers):
+            if isinstance(candidates, NonFiniteDraft):
                 self._give_up_drafting(sequences[i])
             else:
                 found[i] = candidates
@@ -213,7 +213,7 @@ class Stepper:
         self._warned = True
 
     def _columns(self, forest: Forest, idle: Items[Sequence], clock: Clock) -> Items[int]:
-        """Columns of the features, one for each of the pass, in which no token waits that the draft has not taken in."""
+        """Free columns of the features, one per column of the pass; where too few are free, waiting features are taken in."""
         if self.drafter is None or not self.drafter.taps:
             return ()
         features, everyone = self.passes.state.features, [*forest.sequences, *idle]
@@ -231,13 +231,13 @@ class Stepper:
         return range(forest.width) if fixed else features.free(taken, forest.width)
 
     def _watch(self, sequence: Sequence, nodes: NDArray[np.int32]) -> Watch | None:
-        """How the pass is to reduce the logits of these nodes; None if whole rows are wanted, or none."""
+        """How the pass is to reduce the logits of these nodes; None if full logits are needed, or the pass cannot reduce."""
         if sequence.keep_logits or not self.passes.reduces:
             return None
         assert sequence.sampler is not None
         return watch(sequence.sampler, sequence.history, nodes)
 
-    # ---- behind the pass
+    # ---- after the pass
 
     def _commit(self, forest: Forest, accepted: Items[Accepted | None], columns: Items[int]) -> None:
         """Take in the accepted paths. The pass itself has committed trees of one column."""
@@ -293,7 +293,7 @@ class Stepper:
         if tree.sources is None:
             return (SourceUse(draft, tree.n_nodes, accepted.n_accepted),)
         bits, uses = tree.sources.tolist(), []
-        for bit, name in ((DRAFT, draft), (COPIES, NAME)):
+        for bit, name in ((DRAFT, draft), (LOOKUP, NAME)):
             drafted = sum([1 for b in bits if b & bit])
             if drafted:
                 uses.append(SourceUse(name, drafted, sum([1 for n in accepted.kept if bits[n] & bit])))

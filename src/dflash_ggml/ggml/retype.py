@@ -26,7 +26,7 @@ TYPES = {
 }
 # those of which every device can look single rows up
 _GATHERED = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-_AT_ONCE = 1 << 22  # numbers that are turned at a time
+_AT_ONCE = 1 << 22  # elements converted at a time
 
 
 def retyped(s: Source, name: str, is_gathered: bool = False) -> Source:

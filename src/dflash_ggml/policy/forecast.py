@@ -25,8 +25,8 @@ def blocks(depth: int) -> list[int]:
 class Forecast:
     """Expected gains of a sequence's next drafts, by the columns of the draft.
 
-    Trees are kept node by node, largest gain first. Their mean would hide that an easy place takes the columns that a hard one
-    leaves, which is what a longer draft is for.
+    Trees are kept node by node, largest gain first. Their mean would hide that a step of high acceptance takes the columns
+    that one of low acceptance leaves, which is what a longer draft is for.
     """
 
     def __init__(self, depth: int, others: Forecast | None = None) -> None:

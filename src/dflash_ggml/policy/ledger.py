@@ -1,7 +1,7 @@
 """Bound on what speculation may lose against plain decoding, in milliseconds.
 
 Expectations can be wrong in many ways: costs that were never measured, medians that know nothing of what happens now and then,
-probabilities of another text. What came of a step is certain. Every speculative step is held against the time that plain
+probabilities of another sequence. What came of a step is certain. Every speculative step is held against the time that plain
 decoding takes for as many tokens; its loss is drawn from the ledger, its gain paid in. While nothing is left there are no more
 such steps, and each plain one pays in a small share of its time.
 """

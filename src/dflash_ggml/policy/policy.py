@@ -1,4 +1,4 @@
-"""One policy for one or many sequences: who is drafted, how far, and which candidates get the columns of the verify pass.
+"""One policy for one or many sequences: which sequences draft, how deep, and which candidates get the columns of the verify pass.
 
 One objective: expected tokens per millisecond of the whole step. With p the calibrated probabilities of the nodes that are
 verified, a step of n sequences is worth
@@ -81,7 +81,7 @@ class Result:
 
 
 class Choice(NamedTuple):
-    """Who is drafted (places in the step), with how many columns each, and the tokens per millisecond expected of it."""
+    """Which sequences draft (indices in the step), with how many columns each, and the tokens per millisecond expected of it."""
 
     drafting: frozenset[int]
     block: int

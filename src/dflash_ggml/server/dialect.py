@@ -105,7 +105,7 @@ def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
     """Say how much of each prompt is read, where part of it was asked for."""
     for found in (prompt.selection for prompt in prompts):
         if found is not None and found.whole:
-            notes.say(f"prompt_keep: the whole prompt is read, {found.whole}")
+            notes.say(f"prompt_keep: the whole prompt is prefilled, {found.whole}")
         elif found is not None:
             kept, sent = len(found.ids), found.sent_n
             notes.say(f"prompt compressed: {kept:,} of {sent:,} tokens are read (lossy, asked for)")

@@ -53,7 +53,7 @@ class ContextRows:
         block: int,
         n_states: int,
     ) -> None:
-        """`n_rows`: slots of the context."""
+        """`n_rows`: rows of the context."""
         self.window, self.block = layers[0].window, block
         self.n_rows = ring_rows(self.window, block, n_rows)  # of a ring, or of all sequences
         self.is_ring = self.n_rows < n_rows
@@ -63,11 +63,11 @@ class ContextRows:
         self._spare = self.end + np.arange(block, dtype=np.int32)
 
     def rows(self, first: int, state_index: int, start: int, end: int) -> NDArray[np.int32]:
-        """The rows of positions `start` to `end` of the text in the slots from `first` on, or of a state index's ring."""
+        """The rows of positions `start` to `end` of the sequence whose rows begin at `first`, or of a state index's ring."""
         return self.rows_of(first, state_index, np.arange(start, end, dtype=np.int32))
 
     def rows_of(self, first: Ints, state_index: Ints, positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The rows of positions, each of one text or of as many as `first` and `state index` are of."""
+        """The rows of positions, each of one text or of as many as `first` and `state_index` are of."""
         return positions % self.n_rows + state_index * self.n_rows if self.is_ring else positions + first
 
     def spare(self, n: int) -> NDArray[np.int32]:
@@ -119,7 +119,7 @@ class ContextRows:
         seen_by: NDArray[np.uint8],
         held: NDArray[np.bool_],
     ) -> None:
-        """Set the mask's inputs for a block from position `start` on. held: which slots have a token's context."""
+        """Set the mask's inputs for a block from position `start` on. held: which cache rows have a token's context."""
         n_kv = self.used(first, 0, start + len(seen_by))
         if self.is_ring:
             self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
@@ -156,7 +156,7 @@ class Context:
 
     @property
     def slices(self) -> list:
-        """Keys and values [row, n_rows] of layers with a row per slot."""
+        """Keys and values [row, n_rows] of layers with a row per token."""
         return [t for group in self.groups if not group.is_ring for t in group.cache.slices]
 
     @property

@@ -1,6 +1,6 @@
 """Ranges of cache rows, lent to sequences.
 
-All caches and masks of an engine number their rows alike, so one range is a sequence's rows in all of them; `Sequence.first_slot`
+All caches and masks of an engine number their rows alike, so one range is a sequence's rows in all of them; `Sequence.first_row`
 is where it begins (ranges against pages: docs/decisions/0008).
 
 Sequences grow, and one with another right behind it has to move. On a GPU ranges are therefore lent apart where there is room:

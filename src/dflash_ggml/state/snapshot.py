@@ -63,13 +63,13 @@ class Tensors:
     """Source and destination of a snapshot.
 
     Recurrent tensors of a state index, by parts of which each may be several tensors; caches [row, n_rows] with this sequence's
-    rows from `first_slot` on; rings by state index, each with the rows that tokens can have and how many of the last ones are
+    rows from `first_row` on; rings by state index, each with the rows that tokens can have and how many of the last ones are
     kept."""
 
     device: Device
     live: Sequence[Sequence[Any]]
     caches: Sequence[Any]
-    first_slot: int = 0
+    first_row: int = 0
     rings: Sequence[tuple[Any, int, int]] = ()
     state_index: int = 0
 
@@ -101,7 +101,7 @@ class Tensors:
         return RowBlock(
             end - first,
             tuple(
-                self._read(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+                self._read(t, (self.first_row + first) * t.nb[1], (end - first) * t.nb[1])
                 for t in self.caches
             ),
         )
@@ -163,13 +163,13 @@ class Tensors:
         for block in rows:
             taken = min(block.n_tokens, n - at)
             for t, data in zip(self.caches, block.parts):
-                self.device.write(t, data[: taken * t.nb[1]], (self.first_slot + at) * t.nb[1])
+                self.device.write(t, data[: taken * t.nb[1]], (self.first_row + at) * t.nb[1])
             at += taken
 
     def clear_rows(self, first: int, end: int) -> None:
         """Zero the rows of the tokens from `first` to before `end`."""
         for t in self.caches:
-            self._clear(t, (self.first_slot + first) * t.nb[1], (end - first) * t.nb[1])
+            self._clear(t, (self.first_row + first) * t.nb[1], (end - first) * t.nb[1])
 
     def clear_rings(self, n: int) -> None:
         """Zero the rows of the state index's rings that hold none of the last tokens of n."""

@@ -1,4 +1,4 @@
-"""The target as a frozen torch model: its tapped layers, its tables, and texts that it writes itself."""
+"""The target as a frozen torch model: its tapped layers, its tables, and sequences sampled from it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.candidates import Candidates, NoNumbers, Rows
+from ...decode.candidates import Candidates, NonFiniteDraft, Rows
 from ...decode.sequence import Sequence
 from ...ggml.device import I32, NARROW_COLUMNS
 from ...ggml.graph import Graph
@@ -61,7 +61,7 @@ class DFlashDrafter(Drafter):
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
         self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.n_states)
-        self.held = np.zeros(n_rows, bool)  # which slots hold a token's context
+        self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's context
         self.graphs = host.graphs
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
         self._steps = np.arange(self.block, dtype=np.int32)
@@ -99,7 +99,7 @@ class DFlashDrafter(Drafter):
 
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
+    ) -> list[Candidates | NonFiniteDraft]:
         """A block for each sequence: the pending token and mask tokens behind it, at the positions after the committed ones."""
         if len(sequences) == 1 and not sequences[0].state_index:
             return list(self._single(sequences[0], depth))
@@ -107,13 +107,13 @@ class DFlashDrafter(Drafter):
         passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
         return [found for part in passes for found in self._batch(part, depth)]
 
-    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NoNumbers]:
+    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
         """The block of a lone sequence of state index 0, whose graph is told of masks instead of ranges."""
         p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
         groups = self.context.groups
-        first, start = sequence.first_slot, sequence.n_tokens
+        first, start = sequence.first_row, sequence.n_tokens
         n_kv = tuple(group.used(first, 0, start + block) for group in groups)
         graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
         ints = graph.inputs["ints"].array.reshape(-1, block)
@@ -130,14 +130,14 @@ class DFlashDrafter(Drafter):
         sequence.unseen = ()
         return self._read(graph, block)
 
-    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
         """A block per sequence in one pass; blocks that are left over are not read."""
         p, block, n = self.params, self._columns(depth), places(len(sequences))
         for sequence in sequences:
             if len(sequence.unseen) > block:
                 self._take_in(sequence, len(sequence.unseen) - block)
         groups, m = self.context.groups, len(sequences)
-        texts = [(s.first_slot, s.state_index, s.n_tokens) for s in sequences]
+        texts = [(s.first_row, s.state_index, s.n_tokens) for s in sequences]
         end, longest = max([slot + n for slot, _, n in texts]), max([n for _, _, n in texts])
         state_index = max([state_index for _, state_index, _ in texts])
         # where rows are everyone's the last one counts, and of rings the last ring
@@ -181,7 +181,7 @@ class DFlashDrafter(Drafter):
         most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
-    def _read(self, graph: Graph, block: int, n: int = 1, places: int = 1) -> list[Rows | NoNumbers]:
+    def _read(self, graph: Graph, block: int, n: int = 1, places: int = 1) -> list[Rows | NonFiniteDraft]:
         """What the first n blocks of a pass of so many came to."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
@@ -258,7 +258,7 @@ class DFlashDrafter(Drafter):
         groups = self.context.groups
         counts = [len(taken) for _, taken, _ in parts]
         texts = [
-            (sequence.first_slot, sequence.state_index, end - n)
+            (sequence.first_row, sequence.state_index, end - n)
             for (sequence, _, end), n in zip(parts, counts)
         ]
         at = sum(counts)
@@ -288,7 +288,7 @@ class DFlashDrafter(Drafter):
         append_context(graph, self.weights, self.params, self.context, features, positions, of_groups)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        slots = sequence.slots(n)
+        slots = sequence.rows(n)
         self.held[slots.start : slots.stop] = appended
 
     def reset(self, sequence: Sequence) -> None:

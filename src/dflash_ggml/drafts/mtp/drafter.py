@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.candidates import Candidates, NoNumbers, Rows
+from ...decode.candidates import Candidates, NonFiniteDraft, Rows
 from ...decode.sequence import Sequence
 from ...files.gguf import GGUFFile
 from ...ggml.device import F32, Device
@@ -129,7 +129,7 @@ class MtpDrafter(Drafter):
         # by state index; before the first token there is nothing, which zeros say
         self.has_last = [True] * host.n_states
         self._masked = 0  # the state index that the mask is of
-        self.held = np.zeros(n_rows, bool)  # which slots hold a token's keys and values
+        self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's keys and values
         self.graphs = host.graphs
         self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
         self._n_rows = n_rows
@@ -160,33 +160,33 @@ class MtpDrafter(Drafter):
 
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
-    ) -> list[Candidates | NoNumbers]:
+    ) -> list[Candidates | NonFiniteDraft]:
         """The best tokens of each depth along the chain of the best; what follows another than the best is not known."""
         return list(
             self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
         )
 
-    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NoNumbers]:
+    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
         """Of a lone sequence, whose graph is told of a mask instead of ranges."""
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
             self._take_in(sequence, len(sequence.unseen) - self.room)
         assert sequence.pending is not None
         unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
-        slots = sequence.slots(depth)
-        n_kv = min(kv_bucket(slots.stop, self.device.is_gpu), self._n_rows)
+        ahead = sequence.rows(depth)
+        n_kv = min(kv_bucket(ahead.stop, self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(("draft", n_kv, depth), lambda: self._build(n_kv, depth))
         over, spare = self.room - n, self.kv.n_rows - self.room - 1
         tokens = (*sequence.tokens[end - n : end], sequence.pending)
-        first = slots.start - n
+        first = ahead.start - n
         graph.inputs["ints"].array[:] = (
             *unseen, *[0] * over,
             *tokens, *[0] * over,
             *range(end - n, end + 1), *[0] * over,
-            *range(first, slots.start + 1), *range(spare, spare + over),
+            *range(first, ahead.start + 1), *range(spare, spare + over),
             n,
             *range(end, end + depth),
-            *slots,
+            *ahead,
         )  # fmt: skip
         self._hold(sequence.state_index, first, n, end == n)
         if self._masked != sequence.state_index:
@@ -194,7 +194,7 @@ class MtpDrafter(Drafter):
         self._masked = sequence.state_index
         # a column that drafts sees the pending token and the drafted ones before it, itself included
         seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
-        self.mask.fill(graph, "mask", n_kv, slots.start, seen_by, self.held, sequence.first_slot)
+        self.mask.fill(graph, "mask", n_kv, ahead.start, seen_by, self.held, sequence.first_row)
         for fill in graph.fillers:
             fill(sequence)
         graph.run()
@@ -204,13 +204,13 @@ class MtpDrafter(Drafter):
         best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
         return [checked(partial(_chain, best))]
 
-    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NoNumbers]:
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
         """Of several sequences in one graph, so that the output matrix is read once a depth."""
         depth, room, texts = min(depth or self.depth, self.depth), self.room, places(len(sequences))
         for s in sequences:
             if len(s.unseen) > room:
                 self._take_in(s, len(s.unseen) - room)
-        n_kv = min(kv_bucket(max(s.slots(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
+        n_kv = min(kv_bucket(max(s.rows(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
             ("drafts", n_kv, depth, texts),
             lambda: drafts_graph(
@@ -238,16 +238,16 @@ class MtpDrafter(Drafter):
         ranges = np.zeros((2, depth, texts), np.int32)
         ranges[1] = 1
         for i, s in enumerate(sequences):
-            end, n, slots = s.n_tokens, len(s.unseen), s.slots(depth)
+            end, n, ahead = s.n_tokens, len(s.unseen), s.rows(depth)
             columns[i, :n], ids[i, : n + 1] = s.unseen, (*s.tokens[end - n : end], s.pending)
             positions[i, : n + 1] = range(end - n, end + 1)
-            rows[i, : n + 1] = range(slots.start - n, slots.start + 1)
+            rows[i, : n + 1] = range(ahead.start - n, ahead.start + 1)
             picks[i] += n
-            indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), slots
-            self._hold(s.state_index, slots.start - n, n, end == n)
+            indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), ahead
+            self._hold(s.state_index, ahead.start - n, n, end == n)
             missing = np.flatnonzero(~self.held[s.lent][:end])
-            ranges[0, :, i] = s.first_slot + (int(missing[-1]) + 1 if len(missing) else 0)
-            ranges[1, :, i] = np.arange(slots.start + 1, slots.stop + 1)
+            ranges[0, :, i] = s.first_row + (int(missing[-1]) + 1 if len(missing) else 0)
+            ranges[1, :, i] = np.arange(ahead.start + 1, ahead.stop + 1)
         graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
         graph.run()
         for s in sequences:
@@ -277,22 +277,22 @@ class MtpDrafter(Drafter):
             )
             end = sequence.n_tokens - len(left)
             over, spare = self.room - n, self.kv.n_rows - self.room - 1
-            slots = range(sequence.first_slot + end - n, sequence.first_slot + end)
+            ahead = range(sequence.first_row + end - n, sequence.first_row + end)
             graph.inputs["ints"].array[:] = (
                 *sequence.tokens[end - n : end], *[0] * over,
                 *part, *[0] * over,
                 *range(end - n, end), *[0] * over,
-                *slots, *range(spare, spare + over),
+                *ahead, *range(spare, spare + over),
                 n,
             )  # fmt: skip
-            self._hold(sequence.state_index, slots.start, n, end == n)
+            self._hold(sequence.state_index, ahead.start, n, end == n)
             for fill in graph.fillers:
                 fill(sequence)
             graph.run()
             self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
 
     def _hold(self, state_index: int, first: int, n: int, is_start: bool) -> None:
-        """The n slots from `first` on are being written; the first is of no use where the hidden state before is not known,
+        """The n cache rows from `first` on are being written; the first is of no use where the hidden state before is not known,
         unless there is none because the text begins."""
         self.held[first : first + n] = True
         if n and not self.has_last[state_index] and not is_start:
@@ -308,10 +308,10 @@ class MtpDrafter(Drafter):
         take_in(graph, self.parts, normed(graph, self.parts, features), ids, positions, rows)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        slots = sequence.slots(n)
-        self.held[slots.start : slots.stop] = False
+        ahead = sequence.rows(n)
+        self.held[ahead.start : ahead.stop] = False
         if appended:
-            self._hold(sequence.state_index, slots.start, n, sequence.n_tokens == 0)
+            self._hold(sequence.state_index, ahead.start, n, sequence.n_tokens == 0)
             self.has_last[sequence.state_index] = True
 
     def reset(self, sequence: Sequence) -> None:
@@ -328,7 +328,7 @@ class MtpDrafter(Drafter):
         self._forget_last(sequence.state_index, len(seen) == 0)
 
     def _forget_last(self, state_index: int, is_start: bool) -> None:
-        """The state of the last token is another's, and other slots are held than the mask knows of."""
+        """The state of the last token is another's, and other cache rows are held than the mask knows of."""
         self.mask.forget()
         last, zeros = self.parts.last, np.zeros(self.head.n_embd, np.float32)
         self.device.write(last, zeros, state_index * last.nb[1])
