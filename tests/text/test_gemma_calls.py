@@ -311,6 +311,39 @@ def test_the_template_says_what_it_can(template: ChatTemplate) -> None:
     assert text.endswith("<|turn>model\n<|channel>thought\nHm, so") and "<|think|>" in text
 
 
+def test_both_templates_show_results_within_the_turn(template: ChatTemplate) -> None:
+    """One takes tool messages, the other `tool_responses`: the prompts are the same, but for a line end behind a thought."""
+    other = ChatTemplate(
+        vendored("templates/google-gemma-4-31B-it-interleaved.jinja").read_text(encoding="utf-8"),
+        bos_token="<bos>",
+    )
+    functions = [{"name": "trip", "arguments": {"city": "Rome"}}, {"name": "ping", "arguments": {}}]
+    calls = [{"id": f"c{i}", "function": function} for i, function in enumerate(functions)]
+    asked = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"result {i}"} for i in (1, 0)]
+    again = {"role": "assistant", "content": "", "tool_calls": calls[1:]}
+    answered = {"role": "assistant", "content": "So it is."}
+    for rows in (
+        [asked, said, *results],
+        [asked, said, *results, again, results[0]],
+        [asked, said, *results, answered, asked],
+        [asked, said, *results, again, results[0], answered, asked],
+    ):
+        mine, its = (
+            t.render(normalise_messages(rows), tools=TOOLS, enable_thinking=True) for t in (template, other)
+        )
+        turns = mine.partition("<|turn>user")[2].replace("\n<channel|>", "<channel|>")
+        assert turns == its.partition("<|turn>user")[2]
+    going_on = {"tools": TOOLS, "continue_final_message": True}
+    text = other.render(normalise_messages([asked, said, *results, answered]), **going_on)
+    assert text.endswith('response:trip{value:<|"|>result 0<|"|>}<tool_response|>So it is.')
+    begun = {"role": "assistant", "content": "", "reasoning_content": "Hm, so"}
+    for one in (template, other):
+        text = one.render(normalise_messages([asked, said, *results, begun]), **going_on)
+        assert text.endswith("<tool_response|><|channel>thought\nHm, so")
+
+
 @settings(max_examples=50, deadline=None)
 @given(value=VALUES)
 def test_calls_and_results_that_the_template_renders_are_read_back(

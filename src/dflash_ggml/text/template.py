@@ -128,7 +128,11 @@ class ChatTemplate:
             rows, tools = prepared(rows), described(tools)
         scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
         scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
-        scope |= {"messages": rows, "add_generation_prompt": add_generation_prompt}
+        merged = self.tags is GEMMA and "tool_call_id" not in self.source
+        scope |= {
+            "messages": with_responses(rows) if merged else rows,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             text = rendered(self._template, scope)
         except Exception as error:  # noqa: BLE001 - a template is a program of somebody else's
@@ -162,6 +166,25 @@ def words_as_thought(message: Mapping[str, Any]) -> dict[str, Any]:
         return dict(message)
     said = (message.get("reasoning_content"), message["content"])
     return {**message, "content": "", "reasoning_content": "\n\n".join(text for text in said if text)}
+
+
+def with_responses(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for those of Gemma's templates that want results, and the answer behind them, as parts of the call's message."""
+    out: list[dict[str, Any]] = []
+    for row in rows:
+        last = out[-1] if out else {}
+        if row["role"] == "tool" and last.get("tool_calls"):
+            named = (
+                c["function"]["name"] for c in last["tool_calls"] if c.get("id") == row.get("tool_call_id")
+            )
+            name = next(named, row.get("name") or "unknown")
+            done = [*last.get("tool_responses", ()), {"name": name, "response": row["content"]}]
+            out[-1] = {**last, "tool_responses": done}
+        elif row["role"] == "assistant" and not row.get("tool_calls") and last.get("tool_responses"):
+            out[-1] = {**last, "content": row["content"]}
+        else:
+            out.append(row)
+    return out
 
 
 def last_thought(message: Mapping[str, Any], tags: Tags = TAGS) -> str | None:
