@@ -44,6 +44,9 @@ HARMONY_TAGS = dict.fromkeys(
     ),
     3,
 )
+GEMMA_TAGS = (
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>", "<|turn>",
+)  # fmt: skip
 # "Ã ©" is the two bytes of é, "ä ¸" the first two of three: half a character in one token
 MERGES = [
     "h e",
@@ -82,8 +85,13 @@ TOOL_TEMPLATE = (
 )
 
 
-def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE, harmony: bool = False) -> Tokenizer:
-    """256 byte tokens, a few merges (some of them halves of characters) and the special tokens, or those of gpt-oss."""
+def byte_vocabulary(
+    call_tags: bool = True, template: str = TEMPLATE, harmony: bool = False, gemma: int | None = None
+) -> Tokenizer:
+    """256 byte tokens, a few merges (some of them halves of characters) and the special tokens, or those of gpt-oss.
+
+    gemma: the type of Gemma's tags, which are there too.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     alphabet = [""] * 256
@@ -94,6 +102,7 @@ def byte_vocabulary(call_tags: bool = True, template: str = TEMPLATE, harmony: b
     tokens = alphabet + [m.replace(" ", "") for m in MERGES]
     types = [1] * len(tokens)
     specials = HARMONY_TAGS if harmony else {**SPECIALS, **(CALL_TAGS if call_tags else {})}
+    specials = {**specials, **({} if gemma is None else dict.fromkeys(GEMMA_TAGS, gemma))}
     for text, kind in specials.items():
         tokens.append(text)
         types.append(kind)

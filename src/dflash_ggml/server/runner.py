@@ -127,7 +127,7 @@ class Runner:
             template = self.session.templates.of(None)[0]
         except ConfigError:  # the file has none
             return found
-        thinks = template.is_harmony or "<think>" in template.source
+        thinks = template.is_harmony or template.tags.think in template.source
         return found + ["tools"] * template.supports_tools + ["thinking"] * thinks
 
     def load(self) -> dict[str, float]:

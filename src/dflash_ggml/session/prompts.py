@@ -130,8 +130,11 @@ class Prompts:
             )
         boundaries = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
         first = next((i for i in boundaries if ids[i : i + len(header)] == header), 0)
-        reasoning = harmony.reasoning_at_start(text) if template.is_harmony else reasoning_at_start(text)
-        if ends["continue_final_message"] and (last_thought(messages[-1]) or "").strip():
+        if template.is_harmony:
+            reasoning = harmony.reasoning_at_start(text)
+        else:
+            reasoning = reasoning_at_start(text, template.tags)
+        if ends["continue_final_message"] and (last_thought(messages[-1], template.tags) or "").strip():
             reasoning = "begun"
         return Prepared(request, text, ids, boundaries, first, reasoning, selection)
 

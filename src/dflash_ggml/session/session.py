@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ContextOverflowError
 from ..text import harmony
-from ..text.chat_parser import END_THINK, ChatParser
+from ..text.chat_parser import ChatParser
 from ..text.constraints import Constraint, chat_constraint, special_tags
 from ..text.grammar import GrammarCompiler, GrammarProcessor
 from ..text.grammar_spec import GrammarSpec
@@ -159,7 +159,7 @@ class Session:
         )
         if bound is not None and prepared.reasoning != "closed" and not bound.is_turn:
             # what binds the answer does not bind the thinking before it
-            before = harmony.FINAL if template.is_harmony else (END_THINK,)
+            before = harmony.FINAL if template.is_harmony else (template.tags.end_think,)
             return replace(bound, after=(*before, *bound.after))
         return bound
 
@@ -216,13 +216,14 @@ def generation_of(
         parse_calls = bool(schemas) and choice != "none"
         stops = StopStrings(asked.stop)
         split = session.split_reasoning if asked.split_reasoning is None else asked.split_reasoning
-        is_harmony = session.templates.of(asked.template)[0].is_harmony
+        template = session.templates.of(asked.template)[0]
         bare = asked.grammar is None and (asked.response_format or {}).get("type", "text") == "text"
 
         def reader(split: bool, schemas: Schemas | None, **options: Any) -> ChatParser:
-            if is_harmony:
+            if template.is_harmony:
                 return HarmonyParser(prepared.text, split=split, schemas=schemas, **options)
             reasoning = prepared.reasoning if split else "off"
+            options["form"] = template.tags
             return ChatParser(reasoning=reasoning, schemas=schemas, bare=bare, **options)
 
         parser = reader(split, schemas if parse_calls else None, stops=stops, new_id=hooks.new_call_id)

@@ -6,7 +6,10 @@
     </parameter>                                                             </tool_call>
     </function>
 
-Qwen's parameters ("xml"), a JSON object ("json"), and keys with values ("keys"), as Laguna and GLM have them.
+Qwen's parameters ("xml"), a JSON object ("json"), and keys with values ("keys"), as Laguna and GLM have them; and Gemma's
+object in a notation of its own ("gemma", see `TaggedStream`), with tags of its own around calls and thoughts:
+
+    <|tool_call>call:name{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>
 """
 
 from __future__ import annotations
@@ -15,14 +18,38 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-ToolFormat = Literal["xml", "json", "keys", "harmony"]
+ToolFormat = Literal["xml", "json", "keys", "harmony", "gemma"]
 
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 ARG_KEY, END_ARG_VALUE = "<arg_key>", "</arg_value>"
 
+HEAD = re.compile(r"call:([^\s{}<>]{1,200})\s*(?=\{)")  # of Gemma's calls; group 1 is the tool's name
+OPEN_HEAD = re.compile(r"c(a(l(l(:([^\s{}<>]{1,200}\s*)?)?)?)?)?|")
+
 _BLANK = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What stands around thoughts and calls; text: around texts in a call's object, "" where calls are of no such form."""
+
+    think: str
+    end_think: str
+    call: str
+    end_call: str
+    text: str = ""
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """Those that may be control tokens, of which a tag is the beginning where it goes on behind a `>`."""
+        every = (self.think, self.end_think, self.call, self.end_call, self.text)
+        return tuple(tag[: tag.index(">") + 1] for tag in every if tag)
+
+
+TAGS = Tags("<think>", "</think>", CALL, END_CALL)
+GEMMA = Tags("<|channel>thought", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,19 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from .call_forms import ARG_KEY, CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, PARAMETER, after_blanks
+from .call_forms import (
+    ARG_KEY,
+    END_CALL,
+    END_FUNCTION,
+    FORMS,
+    FUNCTION,
+    HEAD,
+    OPEN_HEAD,
+    PARAMETER,
+    TAGS,
+    Tags,
+    after_blanks,
+)
 from .json_stream import JsonStream, read_json
 
 OPEN_TAG = re.compile(r"<function=[^<>\n]{0,200}")
@@ -44,11 +56,12 @@ def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
 
 
 class Opening:
-    """judge() a text from its first `<tool_call>`, `<function=` or `{` on; it may grow from one look to the next."""
+    """judge() a text from the first tag of a call, `<function=` or `{` on; it may grow from one look to the next."""
 
-    def __init__(self, schemas: Mapping[str, Any]) -> None:
+    def __init__(self, schemas: Mapping[str, Any], tags: Tags = TAGS) -> None:
         """schemas: by the names of the tools that are known."""
         self._schemas = schemas
+        self._tags = tags
         self._quoted = quoted_names(schemas)
         self._stream: JsonStream | None = None
         self._strict: list[str] = []
@@ -56,10 +69,13 @@ class Opening:
 
     def judge(self, text: str, final: bool = False) -> Verdict:
         """final: nothing comes after this text, so there is nothing to wait for."""
-        tagged = text.startswith(CALL)
-        start = after_blanks(text, len(CALL)) if tagged else 0
+        tagged = text.startswith(self._tags.call)
+        start = after_blanks(text, len(self._tags.call)) if tagged else 0
         if text.startswith(("{", "["), start):
             verdict = self._object(text, start, tagged)
+        elif tagged and self._tags.text:
+            body = text[start : start + 500]
+            verdict = "call" if HEAD.match(body) else "wait" if OPEN_HEAD.fullmatch(body) else "text"
         else:
             verdict = self._function(text[start : start + 500], tagged, final)
         return "text" if final and verdict == "wait" else verdict

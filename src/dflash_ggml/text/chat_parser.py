@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
-from .call_forms import CALL, END_CALL, FUNCTION, after_blanks, partial_suffix
+from .call_forms import FUNCTION, TAGS, Tags, after_blanks, partial_suffix
 from .call_opening import Opening
 from .deltas import Delta, ReasoningDelta, TextDelta
 from .stopping import StopStrings
 from .tool_reader import ToolCallReader
 from .tool_schema import ToolSchema
 
-THINK, END_THINK = "<think>", "</think>"
-TAGS = (THINK, END_THINK, CALL, END_CALL)
 _TELLING = len("<tool")  # characters of a tag that are hardly anything else
 
 ReasoningMode = Literal["off", "closed", "open", "begun"]
@@ -25,9 +23,9 @@ def new_call_id(index: int, name: str) -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def reasoning_at_start(prompt: str) -> ReasoningMode:
-    """Whether the rendered prompt ends inside an open `<think>` block."""
-    return "open" if prompt.rstrip().endswith(THINK) else "closed"
+def reasoning_at_start(prompt: str, form: Tags = TAGS) -> ReasoningMode:
+    """Whether the rendered prompt ends inside a thought that is open."""
+    return "open" if prompt.rstrip().endswith(form.think) else "closed"
 
 
 class ChatParser:
@@ -38,11 +36,12 @@ class ChatParser:
     schemas: tool name -> its arguments, None: tool-call tags stay in the text.
     stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
     bare: calls may come without their tags; False where the answer itself may have to look like one.
-    Only `</think>` ends reasoning; calls inside it count where the output ends with them and it was never ended.
+    form: the tags. Only the one that ends reasoning does so; calls inside it count where the output ends with them and it
+    was never ended.
     tags: those that may be control tokens, which `mark` takes.
     """
 
-    tags: ClassVar[tuple[str, ...]] = TAGS
+    tags: tuple[str, ...] = TAGS.tokens
 
     def __init__(
         self,
@@ -52,7 +51,11 @@ class ChatParser:
         stops: StopStrings | None = None,
         new_id: Callable[[int, str], str] = new_call_id,
         bare: bool = True,
+        form: Tags = TAGS,
     ) -> None:
+        self._form = form
+        if form is not TAGS:
+            self.tags = form.tokens
         self._schemas = schemas
         self._bare = bare and schemas is not None
         self._split = reasoning != "off"
@@ -134,26 +137,30 @@ class ChatParser:
         return reader.done
 
     def _read_reasoning(self, events: list[Delta], final: bool) -> bool:
-        end = self._buf.find(END_THINK, self._looked)
+        end = self._buf.find(self._form.end_think, self._looked)
         if end >= 0:
             self._reason(self._buf[:end], events)
-            self._buf = self._buf[end + len(END_THINK) :]
+            self._buf = self._buf[end + len(self._form.end_think) :]
             self.in_reasoning, self._trim, self._space = False, True, ""
             self._looked, self._opening = 0, None
             return True
-        at = self._buf.find(CALL) if self._schemas is not None else -1
+        at = self._buf.find(self._form.call) if self._schemas is not None else -1
         if at < 0:
-            tags = (END_THINK, CALL) if self._schemas is not None else (END_THINK,)
+            tags = (
+                (self._form.end_think, self._form.call)
+                if self._schemas is not None
+                else (self._form.end_think,)
+            )
             self._release(0 if final else partial_suffix(self._buf, tags), events)
             return False
         self._reason(self._buf[:at], events)
         self._buf = self._buf[at:]
-        self._opening = self._opening or Opening(self._schemas or {})
+        self._opening = self._opening or Opening(self._schemas or {}, self._form)
         if self._opening.judge(self._buf, final) == "text":
-            self._reason(CALL, events)
-            self._buf, self._looked, self._opening = self._buf[len(CALL) :], 0, None
+            self._reason(self._form.call, events)
+            self._buf, self._looked, self._opening = self._buf[len(self._form.call) :], 0, None
             return True
-        self._looked = max(len(self._buf) - len(END_THINK) + 1, 0)
+        self._looked = max(len(self._buf) - len(self._form.end_think) + 1, 0)
         if final:
             self._opening = None
             if not self._all_calls(self._buf):
@@ -176,13 +183,13 @@ class ChatParser:
         self._pass(head, events)
         if self.stopped:
             return False
-        if marker == THINK:
+        if marker == self._form.think:
             self._end_stops(events)
-            self._buf = self._buf[len(THINK) :]
+            self._buf = self._buf[len(self._form.think) :]
             self.in_reasoning, self._said_any, self._space = True, False, ""
             return True
         assert self._schemas is not None
-        self._opening = self._opening or Opening(self._schemas)
+        self._opening = self._opening or Opening(self._schemas, self._form)
         verdict = self._opening.judge(self._buf, final)
         if cut and verdict == "text" and marker != "{" and self._opening.judge(self._buf) == "wait":
             self._buf = self._space = ""  # a limit fell into the head of a call: nobody wants to read that
@@ -197,12 +204,12 @@ class ChatParser:
         else:
             self._end_stops(events)
             self._space = ""
-            self._reader = ToolCallReader(self._schemas, self.n_calls, self._new_id)
+            self._reader = ToolCallReader(self._schemas, self.n_calls, self._new_id, self._form)
         return True
 
     def _drop_cut_tag(self) -> None:
         """Take the beginning of a call's tag off the end; a short one only where another call has just ended."""
-        tags = tuple(tag for tag in self._markers if tag in (CALL, FUNCTION))
+        tags = tuple(tag for tag in self._markers if tag in (self._form.call, FUNCTION))
         n = partial_suffix(self._buf, tags)
         behind_call = self._trim and self.n_calls > 0 and not self._buf[: len(self._buf) - n].strip()
         if n >= _TELLING or (n and behind_call):
@@ -212,8 +219,8 @@ class ChatParser:
 
     @property
     def _markers(self) -> tuple[str, ...]:
-        think = (THINK,) if self._split and not self._spoke else ()
-        call = (CALL,) if self._schemas is not None else ()
+        think = (self._form.think,) if self._split and not self._spoke else ()
+        call = (self._form.call,) if self._schemas is not None else ()
         return think + call + ((FUNCTION,) if self._bare else ())
 
     def _find_marker(self) -> tuple[int, str] | None:
@@ -223,7 +230,7 @@ class ChatParser:
         if self._bare and not self._spoke and self._buf.startswith("{", blank):
             found.append((blank, "{"))
         first = min(found, default=None)
-        if first is not None and first[1] == THINK and self._buf[: first[0]].strip():
+        if first is not None and first[1] == self._form.think and self._buf[: first[0]].strip():
             self._spoke = True  # only an answer that begins with it begins with reasoning
             return self._find_marker()
         return first
@@ -234,14 +241,14 @@ class ChatParser:
         """Whether a text is complete calls and nothing else."""
         assert self._schemas is not None
         while text:
-            if Opening(self._schemas).judge(text, True) != "call":
+            if Opening(self._schemas, self._form).judge(text, True) != "call":
                 return False
-            reader = ToolCallReader(self._schemas, 0, lambda index, name: "")
+            reader = ToolCallReader(self._schemas, 0, lambda index, name: "", self._form)
             reader.feed(text)
             if not reader.done:
                 reader.finish(cut=True)
             text = reader.rest.strip()
-            if not reader.whole or not (not text or text.startswith(CALL)):
+            if not reader.whole or not (not text or text.startswith(self._form.call)):
                 return False
         return True
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .call_forms import ToolFormat
-from .chat_parser import CALL, TAGS
+from .call_forms import GEMMA, TAGS, ToolFormat
 from .grammar_spec import GrammarSpec, response_format_spec
 from .harmony import HarmonyParser
 from .tokenizer import Tokenizer
@@ -35,7 +34,7 @@ class Constraint:
 
 def special_tags(tokenizer: Tokenizer) -> frozenset[str]:
     """The think and tool tags that are control tokens of a vocabulary."""
-    ids = {tag: tokenizer.id_of(tag) for tag in (*TAGS, *HarmonyParser.tags)}
+    ids = {tag: tokenizer.id_of(tag) for tag in (*TAGS.tokens, *HarmonyParser.tags, *GEMMA.tokens)}
     return frozenset(tag for tag, i in ids.items() if i is not None and tokenizer.is_control(i))
 
 
@@ -81,5 +80,6 @@ def chat_constraint(
     if callable_tools and strict and form == "harmony":
         return Constraint(harmony_grammar(schemas, "", tags), is_turn=True)
     if callable_tools and strict:
-        return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=(CALL,), repeat=True)
+        begin = GEMMA.call if form == "gemma" else TAGS.call
+        return Constraint(inner_call_grammar(schemas, form, special_tags=tags), after=(begin,), repeat=True)
     return None

@@ -6,6 +6,7 @@ import json
 import math
 from typing import Any
 
+from .call_forms import partial_suffix
 from .json_text import loads
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "NaN": "null", "Infinity": "null"}
@@ -70,6 +71,74 @@ class JsonStream:
             self._depth -= 1
             self.done = self._depth <= 0
         return char
+
+
+class TaggedStream(JsonStream):
+    """JsonStream of a notation with texts between tags, just as they are, and keys without quotes; JSON's own may stand in
+    their places.
+
+        {key:<|"|>text<|"|>,other:[1,true,null]}
+    """
+
+    def __init__(self, tag: str) -> None:
+        super().__init__()
+        self._tag = tag
+        self._brackets: list[str] = []
+        self._in_key = False
+
+    def feed(self, text: str) -> tuple[str, int]:
+        """As JsonStream's; the beginning of a tag is not taken, in a text neither."""
+        out: list[str] = []
+        at = 0
+        while at < len(text) and not self.done:
+            if self._quote == self._tag:
+                end = text.find(self._tag, at)
+                stop = end if end >= 0 else len(text) - partial_suffix(text[at:], (self._tag,))
+                out.append(json.dumps(text[at:stop], ensure_ascii=False)[1:-1])
+                if end < 0:
+                    return "".join(out), stop
+                out.append('"')
+                self._quote, at = "", end + len(self._tag)
+            elif self._quote:
+                out.append(self._in_string(text[at]))
+                at += 1
+            elif text.startswith(self._tag, at):
+                out += (self.rest(), '"')
+                self._quote, at = self._tag, at + len(self._tag)
+            elif text[at] == "<":
+                break
+            else:
+                out.append(self._outside(text[at]))
+                at += 1
+        return "".join(out), at
+
+    def rest(self) -> str:
+        """As JsonStream's; a word that is a key, or no value of JSON, is a text."""
+        word, self._word = self._word.strip(), ""
+        if self._in_key and word:
+            return json.dumps(word, ensure_ascii=False)
+        word = _WORDS.get(word, word)
+        try:
+            _loads(word or "0")
+        except ValueError:
+            return json.dumps(word, ensure_ascii=False)
+        return word
+
+    def _outside(self, char: str) -> str:
+        begins = not self._word.strip()
+        if (char == '"' or (char in "{[" and not self._in_key)) and begins:
+            self._word = ""
+        elif char not in (":}" if self._in_key else ",]}"):
+            self._word += char
+            return ""
+        said = self.rest() + self._between(char)
+        if char in "{[":
+            self._brackets.append(char)
+        elif char in "}]":
+            self._brackets = self._brackets[:-1]
+        if char != '"':
+            self._in_key = char in "{," and self._brackets[-1:] == ["{"]
+        return said
 
 
 def read_json(text: str) -> Any:

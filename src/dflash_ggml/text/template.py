@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 
 from ..errors import ConfigError
-from .call_forms import ToolFormat
-from .chat_parser import END_THINK, THINK, reasoning_at_start
+from .call_forms import GEMMA, TAGS, Tags, ToolFormat
+from .chat_parser import reasoning_at_start
 from .harmony import described, is_harmony, prepared
 from .json_text import loads
 from .roles import Renders, probe
@@ -56,10 +56,17 @@ class ChatTemplate:
     @property
     def tool_format(self) -> ToolFormat:
         """How the model writes calls: "xml" (`<function=..>` with parameters), "keys" (the name, then `<arg_key>` and
-        `<arg_value>`), "harmony" (messages to `functions.`) or "json" (name and arguments)."""
+        `<arg_value>`), "harmony" (messages to `functions.`), "gemma" (`call:` and the name) or "json" (name and arguments)."""
         if self.is_harmony:
             return "harmony"
+        if self.tags is GEMMA:
+            return "gemma"
         return "xml" if "<function=" in self.source else "keys" if "<arg_key>" in self.source else "json"
+
+    @property
+    def tags(self) -> Tags:
+        """What the model writes around thoughts and calls."""
+        return GEMMA if GEMMA.call in self.source else TAGS
 
     @property
     def is_harmony(self) -> bool:
@@ -82,8 +89,8 @@ class ChatTemplate:
         except ConfigError:
             text = ""
         between = text.partition(thought)[2].partition(answer)[0]
-        end, tag, _ = between.partition(END_THINK)
-        return end + tag if tag and not end.strip() else "\n" + END_THINK
+        end, tag, _ = between.partition(self.tags.end_think)
+        return end + tag if tag and not end.strip() else "\n" + self.tags.end_think
 
     @cached_property
     def renders(self) -> Renders:
@@ -105,12 +112,12 @@ class ChatTemplate:
         one; blanks at its end stay if the template keeps them. kwargs go to the template.
         Raises ConfigError with the template's own message when it refuses the conversation.
         """
-        rows = [dict(m) for m in messages]
+        rows = [words_as_thought(m) if self.tags is GEMMA else dict(m) for m in messages]
         thought = None
         if continue_final_message:
             if not rows or rows[-1]["role"] != "assistant":
                 raise ConfigError("messages: continuing needs a last message of role 'assistant'")
-            thought = last_thought(rows[-1])
+            thought = last_thought(rows[-1], self.tags)
             if thought is None:
                 rows[-1]["content"] += _CONTINUE_MARK
             else:
@@ -121,7 +128,11 @@ class ChatTemplate:
             rows, tools = prepared(rows), described(tools)
         scope: dict[str, Any] = {"bos_token": self.bos_token, "eos_token": self.eos_token, "documents": None}
         scope |= {"tools": [dict(t) for t in tools] or None, **kwargs}
-        scope |= {"messages": rows, "add_generation_prompt": add_generation_prompt}
+        merged = self.tags is GEMMA and "tool_call_id" not in self.source
+        scope |= {
+            "messages": with_responses(rows) if merged else rows,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
             text = rendered(self._template, scope)
         except Exception as error:  # noqa: BLE001 - a template is a program of somebody else's
@@ -130,7 +141,8 @@ class ChatTemplate:
             head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
             if not mark and thought is not None:  # it shows no thoughts, but the model writes them
                 head = self.render(rows[:-1], tools=tools, **kwargs)
-                return head + ("" if reasoning_at_start(head) == "open" else f"{THINK}\n") + thought
+                is_open = reasoning_at_start(head, self.tags) == "open"
+                return head + ("" if is_open else f"{self.tags.think}\n") + thought
             if not mark:
                 raise ConfigError(
                     "messages: the chat template does not render the last assistant message verbatim"
@@ -148,13 +160,40 @@ class ChatTemplate:
         return opened[len(closed) :] if opened.startswith(closed) else ""
 
 
-def last_thought(message: Mapping[str, Any]) -> str | None:
-    """The thought in which an assistant's message ends, as `reasoning_content` or as text behind `<think>`; None without."""
+def words_as_thought(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose words before calls are part of its thought: Gemma's template has them end the turn behind the results."""
+    if not message.get("tool_calls") or not message["content"].strip():
+        return dict(message)
+    said = (message.get("reasoning_content"), message["content"])
+    return {**message, "content": "", "reasoning_content": "\n\n".join(text for text in said if text)}
+
+
+def with_responses(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages for those of Gemma's templates that want results, and the answer behind them, as parts of the call's message."""
+    out: list[dict[str, Any]] = []
+    for row in rows:
+        last = out[-1] if out else {}
+        if row["role"] == "tool" and last.get("tool_calls"):
+            named = (
+                c["function"]["name"] for c in last["tool_calls"] if c.get("id") == row.get("tool_call_id")
+            )
+            name = next(named, row.get("name") or "unknown")
+            done = [*last.get("tool_responses", ()), {"name": name, "response": row["content"]}]
+            out[-1] = {**last, "tool_responses": done}
+        elif row["role"] == "assistant" and not row.get("tool_calls") and last.get("tool_responses"):
+            out[-1] = {**last, "content": row["content"]}
+        else:
+            out.append(row)
+    return out
+
+
+def last_thought(message: Mapping[str, Any], tags: Tags = TAGS) -> str | None:
+    """The thought in which an assistant's message ends, as `reasoning_content` or as text behind its tag; None without."""
     content: str = message["content"]
-    head, tag, rest = content.partition(THINK)
+    head, tag, rest = content.partition(tags.think)
     if message.get("tool_calls"):
         return None
-    if tag and not head.strip() and END_THINK not in rest:
+    if tag and not head.strip() and tags.end_think not in rest:
         return rest.lstrip("\n")
     return None if content.strip() else message.get("reasoning_content") or None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import harmony
 from .bounded_schema import bounded_schema
-from .call_forms import FORMS, CallForm, ToolFormat
+from .call_forms import FORMS, GEMMA, TAGS, CallForm, ToolFormat
 from .grammar import JSON_OPTIONS
 from .grammar_spec import GrammarSpec, dump_schema, load_schema
 from .tool_schema import Argument, Arguments, ToolSchema
@@ -47,7 +48,7 @@ def call_or_answer_grammar(
 def inner_call_grammar(
     schemas: Schemas, form: ToolFormat, *, special_tags: frozenset[str] = frozenset()
 ) -> GrammarSpec:
-    """What follows a `<tool_call>` tag that the model wrote of its own accord, to the closing tag."""
+    """What follows a call's tag that the model wrote of its own accord, to the closing tag."""
     return _grammar([f"start: {_inside(form)} END_CALL"], schemas, form, special_tags)
 
 
@@ -85,7 +86,7 @@ def _blocks(several: bool) -> str:
 
 def _inside(form: ToolFormat) -> str:
     """What stands between the tags around a call."""
-    return "call" if form == "keys" else '"\\n" call "\\n"'
+    return "call" if form in ("keys", "gemma") else '"\\n" call "\\n"'
 
 
 def _grammar(
@@ -95,12 +96,16 @@ def _grammar(
     special_tags: frozenset[str],
     more: Sequence[str] = (),
 ) -> GrammarSpec:
-    for name, tag in (("END_CALL", "</tool_call>"), ("CALL", "<tool_call>")):
+    outer = GEMMA if form == "gemma" else TAGS
+    for name, tag in (("END_CALL", outer.end_call), ("CALL", outer.call)):
         start = [line.replace(name, tag if tag in special_tags else _quote(tag)) for line in start]
     rules, names, tags = list(more), [], FORMS.get(form, FORMS["xml"])
+    mark = outer.text if outer.text in special_tags else _quote(outer.text)
     for i, (name, schema) in enumerate(schemas.items()):
         arguments = None if form == "json" else schema.arguments()
-        if arguments is None:
+        if form == "gemma":
+            rules += _marked_rules(i, name, arguments, schema.parameters, mark)
+        elif arguments is None:
             rules += _json_rules(i, name, schema)
         else:
             rules += _tagged_rules(i, name, arguments, schema.parameters, tags)
@@ -110,8 +115,13 @@ def _grammar(
         *start,
         f"call: {' | '.join(names)}",
         "line: /\\n?/",
-        f"text[suffix={_quote(tags.rule_end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/",
     ]
+    if form != "gemma":
+        head.append(f"text[suffix={_quote(tags.rule_end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/")
+    elif outer.text in special_tags:
+        head += [f"text: TEXT {mark}", "TEXT: /(?s:.*)/"]
+    else:
+        head.append(f"text[suffix={mark}]: /(?s:.*)/")
     return GrammarSpec("lark", "\n".join(head + rules) + "\n")
 
 
@@ -121,6 +131,46 @@ def _json_rules(i: int, name: str, schema: ToolSchema) -> list[str]:
         f'call_{i}: {_quote(head)} args_{i} "}}"',
         f"args_{i}: {_json({**schema.parameters, 'type': 'object'})}",
     ]
+
+
+def _marked_rules(
+    i: int, name: str, arguments: Arguments | None, root: Mapping[str, Any], mark: str
+) -> list[str]:
+    """Gemma's object: texts between marks, all else as JSON; JSON as a whole where arguments cannot be told one by one."""
+    call = f"call_{i}: {_quote(f'call:{name}')}"
+    if arguments is None:
+        return [f"{call} args_{i}", f"args_{i}: {_json({**root, 'type': 'object'})}"]
+    rules, named, more = [], list(arguments.named.items()), ""
+    if arguments.others is not None:
+        taken = "|".join(map(_pattern, arguments.named))
+        rules.append(f"KEY_{i}: /[\\w.$-]{{1,200}}/" + (f" & ~/({taken})/" if taken else ""))
+        rules.append(f'more_{i}: KEY_{i} ":" {_marked(arguments.others, root, mark)}')
+        more = f'("," more_{i})*'
+    firsts: list[str] = []  # what the object may begin with; required arguments end these
+    for j, (key, argument) in enumerate(named):
+        written = key if re.fullmatch(r"[\w.$-]+", key) else _quote(key)
+        rules.append(f"p_{i}_{j}: {_quote(written + ':')} {_marked(argument, root, mark)}")
+        behind = f"behind_{i}_{j + 1}" if j + 1 < len(named) else more
+        if j:
+            rules.append(f'behind_{i}_{j}: ("," p_{i}_{j}){"" if argument.required else "?"} {behind}')
+        if not any(a.required for _, a in named[:j]):
+            firsts.append(f"p_{i}_{j} {behind}")
+    if not any(argument.required for _, argument in named):
+        firsts += [f"more_{i} {more}"] * bool(more) + ['""']
+    return [f'{call} "{{" ({" | ".join(firsts)}) "}}"', *rules]
+
+
+def _marked(argument: Argument, root: Mapping[str, Any], mark: str) -> str:
+    typed = argument.typed
+    if typed.types and "string" not in typed.types:
+        return _json(argument.schema, root)
+    if typed.values:
+        words = [
+            f"{mark} {_quote(v)} {mark}" if isinstance(v, str) else _quote(json.dumps(v))
+            for v in typed.values
+        ]
+        return f"({' | '.join(words)})"
+    return f'({mark} text | "null")' if "null" in typed.types else f"{mark} text"
 
 
 def _tagged_rules(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from .call_forms import CALL, END_CALL, END_FUNCTION, FORMS, FUNCTION, partial_suffix
+from .call_forms import END_FUNCTION, FORMS, FUNCTION, HEAD, TAGS, Tags, partial_suffix
 from .call_opening import OPEN_TAG, calls_in, json_head, quoted_names
 from .deltas import Delta, ToolCallArgs, ToolCallBegin, ToolCallEnd
-from .json_stream import JsonStream
+from .json_stream import JsonStream, TaggedStream
 from .tool_schema import ToolSchema
 from .value_scan import ValueScan
 
@@ -19,16 +19,21 @@ _UNKNOWN = ToolSchema({})  # a tool that was not offered
 
 
 class ToolCallReader:
-    """feed() the text from `<tool_call>`, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
+    """feed() the text from a call's tag, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
 
     An Opening must have found that it is a call. schemas: tool name -> its arguments; first_index: index
     of the first call in this block; new_id: makes the id of a call from its index and name. whole: no call was cut.
     """
 
     def __init__(
-        self, schemas: Mapping[str, ToolSchema], first_index: int, new_id: Callable[[int, str], str]
+        self,
+        schemas: Mapping[str, ToolSchema],
+        first_index: int,
+        new_id: Callable[[int, str], str],
+        tags: Tags = TAGS,
     ) -> None:
         self._schemas = schemas
+        self._tags = tags
         self._new_id = new_id
         self.next_index = first_index
         self.done, self.whole = False, True
@@ -85,9 +90,14 @@ class ToolCallReader:
 
     def _head(self) -> bool:
         text = self._buf.lstrip()
-        if text.startswith(CALL):
-            self._tagged, text = True, text[len(CALL) :].lstrip()
+        if text.startswith(self._tags.call):
+            self._tagged, text = True, text[len(self._tags.call) :].lstrip()
         self._buf = text
+        if self._tags.text and self._tagged and (match := HEAD.match(text)):
+            self._begin(match[1])
+            self._buf = text[match.end() :]
+            self._json, self._state = TaggedStream(self._tags.text), self._object
+            return True
         for form in FORMS.values():
             if (match := form.name.match(text)) and (self._tagged or form.bare):
                 self._begin(match[1].strip())
@@ -194,12 +204,17 @@ class ToolCallReader:
         self._buf = self._buf[taken:]
         self._emit_args(strict if self._open else "")
         if self._json.done:
-            self._json, self._state = JsonStream(depth=1), self._object if self._open else self._after
+            inner = self._open and not isinstance(self._json, TaggedStream)
+            self._json, self._state = JsonStream(depth=1), self._object if inner else self._after
             if self._open:
                 self._end_call()
             return True
-        tags = (END_CALL,) if self._open else (END_CALL, END_FUNCTION)
-        if not self._buf or not self._at_tag(*tags):
+        end_call, mark = self._tags.end_call, self._tags.text
+        tags = (end_call,) if self._open else (end_call, END_FUNCTION)
+        if not self._buf or not self._at_tag(*tags, mark):
+            return False
+        if mark.startswith(self._buf):  # of a tag that a limit cut nothing is left
+            self._buf = ""
             return False
         at_end = self._buf.startswith(tags)
         if self._open:
@@ -218,15 +233,15 @@ class ToolCallReader:
         if text.startswith(END_FUNCTION):
             self._buf = text[len(END_FUNCTION) :]
             return True
-        if text.startswith(END_CALL):
-            self._buf, self.done = text[len(END_CALL) :], True
+        if text.startswith(self._tags.end_call):
+            self._buf, self.done = text[len(self._tags.end_call) :], True
             return False
         if match := FORMS["xml"].name.match(text):
             if self._tagged or match[1].strip() in self._schemas:
                 self._buf, self._state = text, self._head
                 return True
         elif (not self._final or self._cut) and (
-            any(tag.startswith(text) for tag in (END_FUNCTION, END_CALL, FUNCTION))
+            any(tag.startswith(text) for tag in (END_FUNCTION, self._tags.end_call, FUNCTION))
             or OPEN_TAG.fullmatch(text)
         ):
             return False  # of a closing tag that a limit cut nothing is left
