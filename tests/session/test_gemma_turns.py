@@ -30,6 +30,9 @@ SCHEMA = {
 TOOLS = tuple(
     {"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in "fg"
 )
+# a model that is a hash ends no string that may go on
+ENDING = {**SCHEMA, "properties": {"a": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}}}
+BOUNDED = tuple({**tool, "function": {**tool["function"], "parameters": ENDING}} for tool in TOOLS)
 STRICT = tuple({**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS)
 THOUGHT = "<|channel>thought\nHm.\n<channel|>"
 CALL = '<|tool_call>call:f{a:<|"|>x {"y"}<|"|>,n:3}<tool_call|>'
@@ -93,11 +96,15 @@ def test_a_thought_goes_on(session: Session) -> None:
 @pytest.mark.parametrize("reply", [CALL, "No call.", '<|tool_call>call:f{n:3,a:<|"|>'])
 def test_forced_calls_fit(session: Session, choice: Any, reply: str) -> None:
     pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
-    found = answer(session, reply, tools=TOOLS, tool_choice=choice)
-    assert found.text == "" and calls_of(found)
-    if found.done()[1] != Finish("length"):
-        for call in calls_of(found):
-            jsonschema.validate(json.loads(call.text), SCHEMA)
+    tools, schema = (TOOLS, SCHEMA) if reply == CALL else (BOUNDED, ENDING)
+    found = answer(session, reply, tools=tools, tool_choice=choice)
+    whole = calls_of(found)
+    if found.done()[1] == Finish("length"):  # it goes on to call; only the last one may be cut
+        whole = whole[:-1]
+    assert found.text == "" and whole
+    for call in whole:
+        assert call.name in (choice.name if isinstance(choice, NamedTool) else "fg")
+        jsonschema.validate(json.loads(call.text), schema)
     if reply == CALL:
         assert json.loads(calls_of(found)[0].text) == {"a": 'x {"y"}', "n": 3}
 

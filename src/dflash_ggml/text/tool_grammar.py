@@ -64,7 +64,7 @@ def harmony_grammar(schemas: Schemas, answer: str | None, special_tags: frozense
         f"start: before* (call{'' if answer is None else ' | final'})",
         f'before: {channel} ("analysis" | "commentary") {message} text {end} {start} "assistant"',
         "text: /(?s:.*)/",
-        f'kind: (" "? {constrain}? "json")?',
+        f'kind: (" json" | " "? {constrain} "json")?',  # apart from the recipient's name
     ]
     if answer is not None:
         value = _json(load_schema(answer)) if answer else "text"
