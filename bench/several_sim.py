@@ -127,7 +127,7 @@ def measured(machine: JointMachine, kind: str, users: int, how: dict, steps: int
     for seed in range(SEEDS):
         policy = Policy(DEPTH, machine.costs(), is_gpu=machine is not JOINT_CPU)
         if how:  # what is asked for is done whatever it loses
-            policy.ledgers = {kind: Ledger(left=float("inf")) for kind in (True, False)}
+            policy.draft_ledger = policy.lookup_ledger = Ledger(left=float("inf"))
         run = decode(policy, machine, texts(kind, users, seed), steps=steps, budget=BUDGET, seed=seed, **how)
         rates.append(1000 * run.rate())
     return float(np.mean(rates)), run

@@ -161,7 +161,7 @@ def test_a_poor_draft_does_not_keep_lookup_from_being_used():
 def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
     """Neither of this text nor of others before it."""
     writer = Writer(copy(300), 302, 0.05, costs_of(FLAT, draft=9.0))
-    writer.policy.ledgers[True].left = -4.0 * FLAT[1]
+    writer.policy.draft_ledger.left = -4.0 * FLAT[1]
     writer.write(250)
     assert writer.kinds.count("draft") == 0 and writer.kinds.count("copies") > 5
 

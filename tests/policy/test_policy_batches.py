@@ -289,10 +289,10 @@ def test_building_the_graphs_of_a_shape_is_no_loss_but_once():
         one = Sequence([-1] * 4000, 7, mode="auto", budget=31)
         plan = policy.plan([one])[0]
         (tree,) = policy.cut([plan.build(7, text.at(40, DEPTH)[0])])
-        left.append(policy.ledgers[True].left or 0.0)
+        left.append(policy.draft_ledger.left or 0.0)
         policy.record(
             Result([tree], [Accepted((0,), (5,))], 1.0, 0.0, 900.0, 0.0, 0.0, frozenset(("draft", "commit")))
         )
-        left.append(policy.ledgers[True].left or 0.0)
+        left.append(policy.draft_ledger.left or 0.0)
     lost = [before - after for before, after in zip(left[::2], left[1::2])]
     assert 0 < lost[0] < 2 * H100.plain and lost[2] > 2 * lost[0]

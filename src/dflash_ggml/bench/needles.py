@@ -21,62 +21,14 @@ from .sections import Row, Section, columns
 EXACT, KEEPS = "exact", (0.1, 0.3)
 LENGTHS = (8000, 32000, 128000)  # tokens of a prompt; of shorter ones nearly all is protected
 ANSWER = 24  # tokens
-_NAMES = (
-    "Adler",
-    "Boyle",
-    "Castro",
-    "Dunn",
-    "Egede",
-    "Falk",
-    "Greer",
-    "Holt",
-    "Jansen",
-    "Kerr",
-    "Lund",
-    "Moreau",
-    "Novak",
-)
-_TOWNS = (
-    "Arden",
-    "Bexhill",
-    "Corwen",
-    "Dunmore",
-    "Elgin",
-    "Fowey",
-    "Girvan",
-    "Helmsley",
-    "Ilkley",
-    "Kelso",
-    "Louth",
-)
-_THINGS = (
-    "anvil",
-    "basket",
-    "candle",
-    "drum",
-    "easel",
-    "flute",
-    "globe",
-    "harp",
-    "jar",
-    "kettle",
-    "lantern",
-    "mirror",
-    "oar",
-)
-_WORDS = (
-    "amber",
-    "birch",
-    "copper",
-    "delta",
-    "ember",
-    "fjord",
-    "garnet",
-    "heron",
-    "indigo",
-    "juniper",
-    "krill",
-    "lilac",
+_NAMES, _TOWNS, _THINGS, _WORDS = (
+    line.split()
+    for line in (
+        "Adler Boyle Castro Dunn Egede Falk Greer Holt Jansen Kerr Lund Moreau Novak",
+        "Arden Bexhill Corwen Dunmore Elgin Fowey Girvan Helmsley Ilkley Kelso Louth",
+        "anvil basket candle drum easel flute globe harp jar kettle lantern mirror oar",
+        "amber birch copper delta ember fjord garnet heron indigo juniper krill lilac",
+    )
 )
 COLUMNS = columns(
     "kind=question; length=prompt:0; setting=prefilled; right=right %:0; read=tokens read:0; ttft_ms=first token ms:0; "
@@ -86,31 +38,21 @@ COLUMNS = columns(
 Question = tuple[list[str], str, str]  # sentences that are hidden, the question, the answer
 
 
-def _same(rng: random.Random) -> Question:
-    town, word = rng.choice(_TOWNS), rng.choice(_WORDS)
-    return (
-        [f"The password of the archive in {town} is {word}."],
-        f"What is the password of the archive in {town}?",
-        word,
-    )
+def _asked(hidden: Sequence[str], question: str, answer: str) -> Callable[[random.Random], Question]:
+    """A kind of question whose sentences name things, and whose answer is one of them."""
 
+    def made(rng: random.Random) -> Question:
+        drawn = {
+            "name": _NAMES,
+            "town": _TOWNS,
+            "thing": _THINGS,
+            "word": _WORDS,
+            "number": range(1000, 9999),
+        }
+        names = {key: rng.choice(choices) for key, choices in drawn.items()}
+        return [line.format(**names) for line in hidden], question.format(**names), str(names[answer])
 
-def _other_words(rng: random.Random) -> Question:
-    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
-    return (
-        [f"Physician {name} conceals the spare latchkey beneath the {thing}."],
-        f"Under which object does doctor {name} hide an extra key?",
-        thing,
-    )
-
-
-def _two_hops(rng: random.Random) -> Question:
-    name, town, number = rng.choice(_NAMES), rng.choice(_TOWNS), rng.randrange(1000, 9999)
-    return (
-        [f"Parcel {number} belongs to {name}.", f"All that {name} owns is kept in {town}."],
-        f"In which town is parcel {number} kept?",
-        town,
-    )
+    return made
 
 
 def _counting(rng: random.Random) -> Question:
@@ -120,9 +62,21 @@ def _counting(rng: random.Random) -> Question:
 
 
 KINDS: dict[str, Callable[[random.Random], Question]] = {
-    "own words": _same,
-    "other words": _other_words,
-    "two hops": _two_hops,
+    "own words": _asked(
+        ["The password of the archive in {town} is {word}."],
+        "What is the password of the archive in {town}?",
+        "word",
+    ),
+    "other words": _asked(
+        ["Physician {name} conceals the spare latchkey beneath the {thing}."],
+        "Under which object does doctor {name} hide an extra key?",
+        "thing",
+    ),
+    "two hops": _asked(
+        ["Parcel {number} belongs to {name}.", "All that {name} owns is kept in {town}."],
+        "In which town is parcel {number} kept?",
+        "town",
+    ),
     "counting": _counting,
 }
 

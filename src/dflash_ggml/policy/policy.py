@@ -139,7 +139,8 @@ class Policy:
         self.depth, self.is_gpu, self.most = depth, is_gpu, most_columns
         self.costs = costs or Costs()
         self.calibration, self.forecast = Calibration(), Forecast(depth)  # of all sequences
-        self.ledgers = {True: Ledger(), False: Ledger()}  # by whether a draft runs
+        # of steps with a draft, and with prompt lookup alone
+        self.draft_ledger, self.lookup_ledger = Ledger(), Ledger()
         self._since_plain = 0  # steps
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
@@ -191,10 +192,9 @@ class Policy:
         fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
         sequence.notes = Notes(fixed, Calibration(self.calibration), Forecast(self.depth, self.forecast))
         plain = self.costs.expected("plain", n, self._context, n)
-        self.ledgers[True].begin(
-            plain, 0.0
-        )  # what a draft is worth, others have shown; what lookup is, depends on the text
-        self.ledgers[False].begin(plain, 1 / n)
+        # what a draft is worth, others have shown; what lookup is, depends on the text
+        self.draft_ledger.begin(plain, 0.0)
+        self.lookup_ledger.begin(plain, 1 / n)
         return sequence.notes
 
     def _decide(self, step: _Step) -> None:
@@ -207,22 +207,23 @@ class Policy:
         self._since_plain += 1
         if len(free) == n and self._since_plain > (LOOK_AGAIN if step.plain else 1):
             return
-        may_draft, may_copy = [len(free) < n or not ledger.is_empty for ledger in self.ledgers.values()]
+        may_draft = len(free) < n or not self.draft_ledger.is_empty
+        may_look_up = len(free) < n or not self.lookup_ledger.is_empty
         step.after = 0.0 if step.was_wide else self._after
         sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
         if self.depth and n < self.most and may_draft:
             self._choose(step, sure)
-        if may_copy:
+        if may_look_up:
             for i in sure:
                 if step.plans[i] is PLAIN:
                     step.plans[i] = self._from_lookup(step, i, sure[i])
         step.drafting += step.fixed
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
-        elif n == 1 and step.plain and not (sure and may_copy):
-            wait = max(self._wanted - self._saved, 0.0) / (PROBE * step.plain)
-            waits = [ledger.plain_steps(step.plain) for kind, ledger in self.ledgers.items() if kind or sure]
-            step.notes[0].rest = min(max(int(wait), waits[0]), *waits[1:], REFRESH)
+        elif n == 1 and step.plain and not (sure and may_look_up):
+            saving = int(max(self._wanted - self._saved, 0.0) / (PROBE * step.plain))
+            rest = min(max(saving, self.draft_ledger.plain_steps(step.plain)), REFRESH)
+            step.notes[0].rest = min(rest, self.lookup_ledger.plain_steps(step.plain)) if sure else rest
 
     # ---- costs, and who is drafted by them
 
@@ -449,8 +450,8 @@ class Policy:
         self._learn()
         if not is_wide and not result.draft:
             self._since_plain = 0
-            for ledger in self.ledgers.values():
-                ledger.plain(ms)
+            self.draft_ledger.plain(ms)
+            self.lookup_ledger.plain(ms)
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
@@ -458,7 +459,8 @@ class Policy:
             is_first = len(result.warm) < 3 and shape not in self._built
             self._built.add(shape)
             ms = min(ms, expected if is_first else DISTURBED * expected)
-            self.ledgers[step.drafting > 0].speculative(ms, tokens * step.plain / n, step.plain)
+            ledger = self.draft_ledger if step.drafting else self.lookup_ledger
+            ledger.speculative(ms, tokens * step.plain / n, step.plain)
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
