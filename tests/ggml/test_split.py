@@ -396,7 +396,7 @@ def test_nothing_is_read_or_written_too_early_on_any_side(monkeypatch: pytest.Mo
         g.inputs["ids"].array[...] = rng.integers(0, 5, 6)
         for _ in range(3):
             g.run()
-    assert all(side.queue for side in device.sides if isinstance(side, Deferred)), "nobody waits"
+    assert all(side.queue for side in device.sides if isinstance(side, Deferred)), "a device was waited for"
     device.sides[2].finish()
     device.sides[0].finish()
     for name, want in zip(("out", "x"), expected):
