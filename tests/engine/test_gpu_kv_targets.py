@@ -27,6 +27,8 @@ SHAPE: dict[str, Any] = {
     "mix": 0.3,
 }
 SHAPE |= {"n_ff_expert": 256, "n_ff_shared": 256, "n_experts": 32, "n_used": 6}
+# without a shared expert beside them, two experts that change places are half a row's deviation: here all are chosen
+ALL_CHOSEN = {"n_experts": 8, "n_used": 8}
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"yarn": 4.0, "n_ctx_first": 64},
     "qwen3-narrow": {"tied": True, "n_heads": 6, "n_kv_heads": 1, "head_dim": 64},
@@ -49,7 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "yarn": 4.0,
         "n_kv_heads": 1,
     },
-    "gpt-oss": {"arch": "gpt-oss", "period": 2, "window": 40, "head_dim": 64, "yarn": 32.0},
+    "gpt-oss": {"arch": "gpt-oss", "period": 2, "window": 40, "head_dim": 64, "yarn": 32.0, **ALL_CHOSEN},
     "gemma3": {
         "arch": "gemma3",
         "n_layers": 7,
@@ -86,6 +88,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "full_dim": 256,
         "mixture": True,
         "softcap": 30.0,
+        **ALL_CHOSEN,
     },
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 256, "draft_layers": 2}
