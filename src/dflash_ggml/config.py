@@ -28,6 +28,9 @@ class EngineConfig:
     """What to load and how to decode.
 
     model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
+    scorer: a small model that chooses the part of a long prompt that is prefilled (None: words do). scorer_found: nobody named
+        it: one that cannot be used, or has no room, is left out with a warning. prompt_keep: the least share of a prompt that a
+        request may have prefilled (None: all of it), by which the scorer has room for longer prompts than `n_ctx`.
     draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
@@ -99,6 +102,9 @@ class EngineConfig:
     reference: bool = False
     stock: bool = False
     draft_found: bool = False
+    scorer: Path | None = None
+    scorer_found: bool = False
+    prompt_keep: float | None = None
     draft_window: int | None = None
     own_draft: bool = True
     draft_type: DraftType | None = None
@@ -136,6 +142,8 @@ class EngineConfig:
             raise ConfigError(f"tensor_split: {self.tensor_split} has parts that are none")
         if self.gpu_memory is not None and self.gpu_memory <= 0:
             raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
+        if self.prompt_keep is not None and not 0 < self.prompt_keep <= 1:
+            raise ConfigError(f"prompt_keep: expected more than 0 and at most 1, got {self.prompt_keep}")
         if self.draft_type is not None and self.draft_type not in get_args(DraftType):
             raise ConfigError(f"draft_type: {self.draft_type!r} is none of {', '.join(get_args(DraftType))}")
         unknown = [name for name in self.spec or () if name not in SOURCES]

@@ -214,7 +214,7 @@ def test_progress_on_a_terminal() -> None:
     for stream in (terminal, pipe):
         meter = Meter(stream)
         meter.bytes("target", 1 << 20, 4 << 20)
-        meter.tokens(512, 512)
+        meter.tokens("prefill", 512, 512)
         meter.clear()
     assert "target [######....." in terminal.getvalue() and "1/4 MiB" in terminal.getvalue()
     assert "512/512 tokens" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
@@ -234,7 +234,7 @@ def test_progress_fits_the_terminal(columns: int) -> None:
         meter.bytes("target weights", 7 << 20, 28 << 20)
         stream.flush()
         text = os.read(main, 4096).decode().strip("\r").removesuffix("\x1b[K")
-        meter.tokens(128, 512)
+        meter.tokens("prefill", 128, 512)
         text_too = os.read(main, 4096).decode().strip("\r").removesuffix("\x1b[K")
     os.close(main)
     assert len(text) < columns and "7/28 MiB" in text

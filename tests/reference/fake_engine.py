@@ -168,6 +168,38 @@ class FakeSequence:
     forced: list[int] = field(default_factory=list)
 
 
+class FakeScorer:
+    """Masses by the bytes of a line that is looked for; notes its calls in the engine's log."""
+
+    name, tokenizer = "fake", None
+
+    def __init__(self, engine: Any, wanted: str = "\n", limit: int = 20_000) -> None:
+        self.engine, self.wanted, self.limit, self.broken = engine, wanted, limit, None
+        self.ids, self.window, self.done = list[int](), 0, 0
+
+    def begin(self, ids: Sequence[int], window: int) -> int:
+        self.engine.log.append(("begin",))
+        self.ids, self.window, self.done = list(ids), window, 0
+        return 0
+
+    def advance(self, most: int | None = None) -> int:
+        if self.broken:
+            raise self.broken
+        n = min(most or 1000, len(self.ids) - self.done)
+        self.engine.log.append(("score", n))
+        self.done += n
+        return len(self.ids) - self.done
+
+    def masses(self) -> np.ndarray:
+        pieces = self.engine.tokenizer.pieces(self.ids[: len(self.ids) - self.window])
+        text = b"".join(pieces).decode()
+        at, found = text.find(self.wanted), np.zeros(len(pieces), np.float32)
+        ends = np.cumsum([len(piece) for piece in pieces])
+        if at >= 0:
+            found[(ends > at) & (ends <= at + len(self.wanted))] = 1
+        return found
+
+
 @dataclass
 class FakeEngine:
     """Slots with `n_ctx` cache rows in all, counted in tokens, and a step for all of them at once.
@@ -187,6 +219,7 @@ class FakeEngine:
     log: list[Any] = field(default_factory=list)
     broken: Any = None
     sizes: tuple[int, int] = (1000, 4)
+    scorer: Any = None
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
@@ -219,6 +252,13 @@ class FakeEngine:
     def tokens(self) -> list[int]:
         """Those of the only slot."""
         return self.slots[0].tokens if self.slots else []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self.passing:
+            if self.closed:
+                raise DeviceError("the engine is closed")
+            yield
 
     def graph_counts(self) -> dict[str, int]:
         return {"graphs": 1, "kept": 1}

@@ -54,6 +54,7 @@ class Request:
     since: float = 0.0
     came: list[float] = field(default_factory=list)
     calm: float = 0.0  # seconds of the steps that it took part in
+    is_scoring: bool = False
 
 
 class Rule(Protocol):

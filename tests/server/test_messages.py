@@ -46,7 +46,7 @@ from dflash_ggml.server.pipe import Pipe, convert
 from dflash_ggml.session.events import Event, StepReport, TextDelta, TokenLogprob
 from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
-from dflash_ggml.text.prompt_selection import Selection
+from dflash_ggml.text.prompt_selection import Choice, Selection
 from dflash_ggml.text.tokenizer import TooManyTokens
 
 KINDS = [ChatRequest, CompletionRequest, *get_args(Event)]
@@ -175,8 +175,15 @@ def test_a_call_with_a_request_and_its_prompt() -> None:
         tools=({"function": {"parameters": {"maximum": -(2**70), "1": None}}},),
         sampling=sampling,
     )
+    choice = Choice("a scorer", 0.1, ((5, 6), (6, 9)), (0, 2), 1, ((0, 9),))
     prepared = Prepared(
-        request, "text", (1, 2, 3), (1,), 0, "open", Selection((1, 2, 3), ((0, 2), (5, 6)), 9, 0.5)
+        request,
+        "text",
+        (1, 2, 3),
+        (1,),
+        0,
+        "open",
+        Selection((1, 2, 3), ((0, 2), (5, 6)), 9, 0.5, choice=choice),
     )
     call = sent(Call(3, "events", [Named.of(request), *prompt_of(prepared)]), Order)
     assert isinstance(call, Call) and (call.id, call.method) == (3, "events")

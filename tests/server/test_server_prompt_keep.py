@@ -18,7 +18,7 @@ from dflash_ggml.server.app import create_app, make_service
 from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.runner import Runner
 from dflash_ggml.session.session import Session
-from reference.fake_engine import FakeEngine, byte_vocabulary
+from reference.fake_engine import FakeEngine, FakeScorer, byte_vocabulary
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 DOCUMENT = "".join(f"Line {i}: the lamp of room {i * 7 % 311} is lit.\n" for i in range(200))
@@ -33,10 +33,13 @@ BODY: dict[str, Any] = {
 }
 
 
-def post(body: dict[str, Any], path: str = "/v1/chat/completions", least: float | None = 0.1) -> Any:
+def post(
+    body: dict[str, Any], path: str = "/v1/chat/completions", least: float | None = 0.1, scored: bool = False
+) -> Any:
     engine: Any = FakeEngine(
         tokenizer=byte_vocabulary(template=TEMPLATE), config=EngineConfig(Path("toy.gguf"), n_ctx=16_384)
     )
+    engine.scorer = FakeScorer(engine) if scored else None
     runner = Runner(Session(engine, prompt_keep=least))
     with TestClient(create_app(make_service(lambda progress: runner, Settings(names=("toy",))))) as client:
         return client.post(path, json=body)
@@ -54,6 +57,19 @@ def test_a_share_is_applied_counted_and_said() -> None:
     assert part.headers["x-dflash-notes"] == note
     streamed = post(BODY | {"dflash": {"prompt_keep": 0.4}, "stream": True})
     assert streamed.headers["x-dflash-notes"] == note
+
+
+def test_where_a_model_chooses_the_number_is_about() -> None:
+    """Scoring comes after the header; the stream then tells exactly."""
+    body = BODY | {"dflash": {"prompt_keep": 0.4}}
+    part = post(body, scored=True)
+    timings, n = part.json()["timings"], part.json()["usage"]["prompt_tokens"]
+    assert 0 < timings["score_ms"] < timings["prompt_ms"]
+    about = int(0.4 * n) + 1
+    assert timings["prompt_kept_n"] <= about
+    assert f"prompt compressed: about {about:,} of {n:,} tokens" in part.headers["x-dflash-notes"]
+    by_words = post(BODY | {"dflash": {"prompt_keep": 0.4, "prompt_scorer": "lexical"}}, scored=True)
+    assert "about" not in by_words.headers["x-dflash-notes"]
 
 
 def test_what_is_not_permitted_is_said() -> None:

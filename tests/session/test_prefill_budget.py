@@ -25,6 +25,7 @@ class Waiting:
 
     remaining: int
     since: float = 0.0
+    is_scoring: bool = False
 
 
 class Beside:

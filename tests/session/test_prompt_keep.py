@@ -16,7 +16,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.errors import ConfigError, ContextOverflowError
 from dflash_ggml.session.answer import Answer
-from dflash_ggml.session.events import Begin, Usage
+from dflash_ggml.session.events import Begin, Progress, Usage
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.session import Session, run_chat, run_completion
 from reference import toys
@@ -98,10 +98,14 @@ def test_shares_that_are_none(keep: float) -> None:
         Session(engine(), prompt_keep=keep)
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
-    pair = toys.write_pair(tmp_path_factory.mktemp("pair"), 7, n_ctx=4096)
+@pytest.fixture(scope="module", params=["by words", "by a model", "by a model with a vocabulary of its own"])
+def toy(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
+    folder = tmp_path_factory.mktemp("pair")
+    pair = toys.write_pair(folder, 7, n_ctx=4096)
+    sizes = {"by a model": {}, "by a model with a vocabulary of its own": {"n_vocab": 96}}.get(request.param)
+    scorer = None if sizes is None else toys.write_pair(folder, 8, **sizes)[0]
     options = {"type_k": "f32", "type_v": "f32", "reference": True, "n_threads": 1, "calibrate": "never"}
+    options |= {"scorer": scorer, "prompt_keep": 0.1}
     with Solo.load(EngineConfig(*pair, n_ctx=4096, n_batch=256, budget=12, mode="tree", **options)) as found:
         yield found
 
@@ -120,7 +124,10 @@ def test_a_share_of_one_is_plain_prefilling(toy: Solo, seed: int) -> None:
         assert prepared.ids == tuple(prompt)
         if keep is not None:
             assert prepared.selection is not None and not prepared.selection.whole
-        list(run_completion(session, replace(prepared.request, max_tokens=0)))  # type: ignore[arg-type]
+            assert (prepared.choice is None) == (toy.scorer is None)
+        events = list(run_completion(session, replace(prepared.request, max_tokens=0)))  # type: ignore[arg-type]
+        scored = [e for e in events if isinstance(e, Progress) and e.stage == "score"]
+        assert bool(scored) == (keep is not None and toy.scorer is not None)
         state = toy.slots[0].snapshot()
         parts = [*state.live, *(part for block in state.rows or () for part in block.parts), *state.rings]
         states.append((state.tokens, [part.tobytes() for part in parts]))

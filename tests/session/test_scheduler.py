@@ -35,7 +35,9 @@ class FixedBudget:
         self._is_spent = True
         return 0, 16
 
-    def prefilled(self, tokens: int, seconds: float, decoding: bool, is_warm: bool) -> None:
+    def prefilled(
+        self, tokens: int, seconds: float, decoding: bool, is_warm: bool, is_scoring: bool = False
+    ) -> None:
         self.told.append(tokens)
 
     def decoded(self, seconds: float, n: int) -> None:

@@ -69,8 +69,18 @@ def render(messages: list[dict[str, Any]]) -> str:
     return body + "<|im_start|>assistant\n"
 
 
+class Selector:
+    """A selector with its scorer."""
+
+    def __init__(self, tokenizer: Tokenizer, scorer: ps.Scorer) -> None:
+        self._selector, self._scorer = ps.PromptSelector(tokenizer), scorer
+
+    def select(self, *args: Any) -> ps.Selection:
+        return self._selector.select(self._scorer, *args)
+
+
 def select(
-    tokenizer: Tokenizer, selector: ps.PromptSelector, messages: list[dict[str, Any]], keep: float
+    tokenizer: Tokenizer, selector: Selector, messages: list[dict[str, Any]], keep: float
 ) -> tuple[list[int], str, ps.Selection]:
     text = render(messages)
     ids = tokenizer.encode(text)
@@ -97,7 +107,7 @@ def test_a_subsequence_within_the_budget_with_all_that_is_protected(
 ) -> None:
     rng = random.Random(seed)
     messages = conversation(rng, lines)
-    ids, text, found = select(tokenizer, ps.PromptSelector(tokenizer, Scored(seed)), messages, keep)
+    ids, text, found = select(tokenizer, Selector(tokenizer, Scored(seed)), messages, keep)
     n = len(ids)
     assert list(found.ids) == [i for a, b in found.ranges for i in ids[a:b]]
     assert all(a < b for a, b in found.ranges) and found.sent_n == n
@@ -110,7 +120,7 @@ def test_a_subsequence_within_the_budget_with_all_that_is_protected(
     kept = tokenizer.decode(found.ids, special=True)
     assert kept.startswith(text[: text.index("Read this.")])  # the system message and its markup
     assert kept.endswith(text[text.rindex("<|im_start|>assistant\nRead.") :])
-    again = ps.PromptSelector(tokenizer, Scored(seed)).select(text, ids, keep, messages)
+    again = Selector(tokenizer, Scored(seed)).select(text, ids, keep, messages)
     assert (again.ids, again.ranges) == (found.ids, found.ranges)
 
 
@@ -119,7 +129,7 @@ def test_what_the_question_names_is_kept(tokenizer: Tokenizer) -> None:
     lines = prose(rng, 900).splitlines(keepends=True)
     lines[412:412] = ["The lantern is followed by the walrus.\n"]
     messages = chat(("user", "".join(lines)), ("assistant", "Read."), ("user", "What follows the lantern?"))
-    selector = ps.PromptSelector(tokenizer, ps.LexicalScorer(tokenizer))
+    selector = Selector(tokenizer, ps.LexicalScorer(tokenizer))
     ids, _, found = select(tokenizer, selector, messages, 0.3)
     assert len(found.ids) <= math.ceil(0.3 * len(ids)) and not found.whole
     assert "followed by the walrus" in tokenizer.decode(found.ids)
@@ -131,7 +141,7 @@ def test_prompts_of_short_messages_are_read_whole(tokenizer: Tokenizer) -> None:
     messages = [
         m for i in range(12) for m in chat(("user", f"{i} " + prose(rng, 12)), ("assistant", prose(rng, 12)))
     ][:-1]
-    ids, _, found = select(tokenizer, ps.PromptSelector(tokenizer, Scored()), messages, 0.1)
+    ids, _, found = select(tokenizer, Selector(tokenizer, Scored()), messages, 0.1)
     assert list(found.ids) == ids and found.whole == "no message is long enough"
 
 
@@ -139,21 +149,21 @@ def test_assistants_and_system_messages_are_never_cut(tokenizer: Tokenizer) -> N
     rng = random.Random(2)
     long = [prose(rng, n) for n in (90, 700, 90)]
     messages = chat(("system", long[0]), ("user", long[1]), ("assistant", long[2]), ("user", "Go on."))
-    ids, _, found = select(tokenizer, ps.PromptSelector(tokenizer, Scored()), messages, 0.9)
+    ids, _, found = select(tokenizer, Selector(tokenizer, Scored()), messages, 0.9)
     kept = tokenizer.decode(found.ids)
     assert len(found.ids) < len(ids) and long[0].strip() in kept and long[2].strip() in kept
 
 
 def test_where_too_much_is_protected_all_is_read(tokenizer: Tokenizer) -> None:
     messages = conversation(random.Random(3), 400)
-    ids, _, found = select(tokenizer, ps.PromptSelector(tokenizer, Scored()), messages, 0.05)
+    ids, _, found = select(tokenizer, Selector(tokenizer, Scored()), messages, 0.05)
     assert list(found.ids) == ids and "in any case" in found.whole
 
 
 def test_a_selection_is_made_once(tokenizer: Tokenizer) -> None:
     """Later turns extend the same prefix, whatever they ask; another share or scorer selects anew."""
     rng, scorer = random.Random(4), Scored()
-    selector = ps.PromptSelector(tokenizer, scorer)
+    selector = Selector(tokenizer, scorer)
     messages = conversation(rng, 1500)
     _, _, first = select(tokenizer, selector, messages, 0.25)
     messages += chat(("assistant", "walrus"), ("user", "And before? " + prose(rng, 300)))
@@ -167,14 +177,12 @@ def test_a_selection_is_made_once(tokenizer: Tokenizer) -> None:
 
 def test_units_end_at_line_ends(tokenizer: Tokenizer) -> None:
     scorer = Scored()
-    ids, _, _ = select(
-        tokenizer, ps.PromptSelector(tokenizer, scorer), conversation(random.Random(6), 900), 0.5
-    )
+    ids, _, _ = select(tokenizer, Selector(tokenizer, scorer), conversation(random.Random(6), 900), 0.5)
     units = scorer.calls[0]
     assert all(64 <= b - a <= 512 for a, b in units[:-1])
     assert all(tokenizer.decode(ids[a:b]).endswith("\n") for a, b in units[:-1])
     one_line = chat(("user", "amber " * 4000), ("user", "Which?"))
-    select(tokenizer, ps.PromptSelector(tokenizer, scorer), one_line, 0.7)
+    select(tokenizer, Selector(tokenizer, scorer), one_line, 0.7)
     assert max(b - a for a, b in scorer.calls[1]) == 512
 
 
@@ -188,7 +196,7 @@ def test_the_question_is_the_last_users_text(tokenizer: Tokenizer) -> None:
             return super().score(ids, units, question)
 
     messages = conversation(random.Random(7), 900)
-    select(tokenizer, ps.PromptSelector(tokenizer, Spy()), messages, 0.5)
+    select(tokenizer, Selector(tokenizer, Spy()), messages, 0.5)
     assert asked == [messages[-1]["content"]]
 
 
@@ -198,13 +206,13 @@ def test_a_score_that_is_no_number_is_an_error(tokenizer: Tokenizer) -> None:
             return np.full(len(units), np.nan)
 
     with pytest.raises(DflashError, match="not finite"):
-        select(tokenizer, ps.PromptSelector(tokenizer, Broken()), conversation(random.Random(8), 900), 0.5)
+        select(tokenizer, Selector(tokenizer, Broken()), conversation(random.Random(8), 900), 0.5)
 
 
 def test_a_completion_is_one_message(tokenizer: Tokenizer) -> None:
     text = prose(random.Random(9), 900)
     ids = tokenizer.encode(text)
-    found = ps.PromptSelector(tokenizer, Scored()).select(text, ids, 0.5)
+    found = Selector(tokenizer, Scored()).select(text, ids, 0.5)
     assert len(found.ids) <= math.ceil(0.5 * len(ids))
     assert found.ids[: ps.HEAD] == tuple(ids[: ps.HEAD]) and found.ids[-ps.END :] == tuple(ids[-ps.END :])
 

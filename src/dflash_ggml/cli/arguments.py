@@ -54,6 +54,10 @@ _MODEL = """
 -sm --split-mode MODE split | layer: share the layers out among the devices; none: use one (default: layer where --device names
     several or -ts is given)
 -ts --tensor-split N,... parts | in which proportions layers are shared out (default: by what is free)
+--prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the question: LOSSY. The server
+    lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)
+-mp --prompt-scorer PATH|lexical | what chooses it: a GGUF file of Qwen3.5-0.8B, or the question's words (default: such a file
+    beside the target, else words)
 -devd --device-draft NAME | the device of the draft (default: that of the target's last layers)
 """
 _EXPERTS = """
@@ -214,7 +218,7 @@ def warn_of_threads(n_threads: int | None) -> None:
 
 # options that the engine's configuration has under the same name
 _SAME = """gpu_memory fa_window main_gpu device tensor_split n_cpu_moe mode budget candidates chain_seed reproducible
-    draft_window draft_type spec"""
+    draft_window draft_type spec prompt_keep"""
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -238,6 +242,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     by_name = None if args.model is None or Path(args.model).exists() else find_named(args.model)
     model = EMBEDDED_TARGET if args.model is None or by_name else _existing("-m", args.model)
     draft = None if args.model_draft is None else _existing("-md", args.model_draft)
+    scorer = None
+    if args.prompt_scorer not in (None, "lexical"):
+        scorer = _existing("-mp", args.prompt_scorer)
+    if args.prompt_scorer is not None and args.prompt_keep is None:
+        raise ConfigError("-mp: it chooses what --prompt-keep lets be read; give that too")
     named = draft is not None or draft_spec is not None
     wants_draft = args.mode != "plain" and (args.spec is None or any(name in FILES for name in args.spec))
     if named and args.mode != "plain" and not wants_draft:
@@ -255,6 +264,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft = hub.draft(draft_spec)
     if wants_draft and draft is None and not named and args.hf_repo is None:
         draft = _beside(model, args.mode)
+    if args.prompt_keep is not None and args.prompt_scorer is None:
+        scorer = _scorer_beside(model)
     same: dict[str, Any] = {name: getattr(args, name) for name in _SAME.split()}
     split = args.split_mode
     if split in ("row", "tensor"):
@@ -275,6 +286,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         draft_type_v=args.cache_type_v_draft or "auto",
         calibrate="never" if args.no_calibrate else "cached",
         draft_found=not named,
+        scorer=scorer,
+        scorer_found=args.prompt_scorer is None,
         draft_max=min(args.draft_max, MAX_AHEAD),
         **same,
     )
@@ -288,6 +301,18 @@ def _existing(flag: str, name: str) -> Path:
     if not path.exists():
         raise ConfigError(f"{flag}: {path} does not exist")
     return path
+
+
+def _scorer_beside(model: Path) -> Path | None:
+    """The scorer in the target's folder, or a warning that there is none."""
+    from ..engine.scorer import USUAL, scorer_beside  # needs the compiled binding
+
+    found = scorer_beside(model)
+    if found is None:
+        log.warning(
+            "--prompt-keep: no %s beside %s (-mp names one), what is read is chosen by words", USUAL, model
+        )
+    return found
 
 
 def _beside(model: Path, mode: str) -> Path | None:

@@ -33,8 +33,6 @@ _CHAT = """
 --chat-template JINJA template | a chat template, or a known one's name: chatml
 --chat-template-file FILE file | the same from a file
 --chat-template-kwargs JSON variables | variables for the chat template: {"enable_thinking": false}
---prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the question: LOSSY. The server
-    lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)
 """
 _TEXT = """
 --ignore-eos | go on behind the model's end of text

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,32 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
             yield left_out(error) if is_found else failed("pair", error, how)
     is_whole = draft is not None or config.draft is None or is_found
     if file is not None and target is not None and is_whole:
-        yield from examine_memory(config if draft else replace(config, draft=None), file, target, draft)
+        made_of, scorer = examine_scorer(config, file)
+        yield from made_of
+        config = replace(
+            config, draft=config.draft if draft else None, scorer=config.scorer if scorer else None
+        )
+        yield from examine_memory(config, file, target, draft, scorer)
+
+
+def examine_scorer(config: EngineConfig, file: Any) -> tuple[list[Check], Any]:
+    """What chooses the part of a prompt that is read, where that may be a part; and its open file, if it has one."""
+    from ..engine.scorer import ScorerSource
+
+    if config.prompt_keep is None:
+        return [], None
+    by_words = "where requests want a part of a long prompt read, the question's words choose it"
+    if config.scorer is None:
+        return [Check("scorer", "ok", by_words)], None
+    how = "name another one with -mp, or lexical"
+    try:
+        tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+        found = ScorerSource(config.scorer, config.prompt_keep, tokens)
+        return [Check("scorer", "ok", f"prompts are scored by {found}")], found
+    except _BROKEN as error:
+        if not config.scorer_found:
+            return [failed("scorer", error, how)], None
+        return [Check("scorer", "note", f"{by_words}: {' '.join(str(error).split())}", how)], None
 
 
 def no_draft(config: EngineConfig, has_target: bool) -> Check:
@@ -175,7 +200,9 @@ def left_out(error: BaseException) -> Check:
     return Check("draft", "note", text, "name another one with -md or -hfd")
 
 
-def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> Iterator[Check]:
+def examine_memory(
+    config: EngineConfig, file: Any, target: Any, draft: Any, scorer: Any = None
+) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
     from ..engine.memory_planner import fitting_needs, free_on_sides, layers_to_keep
@@ -186,8 +213,8 @@ def examine_memory(config: EngineConfig, file: Any, target: Any, draft: Any) -> 
         with closing(choose_device(config)) as device:
             if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
-            wanted = fitting_needs(device, config, file, target, draft)
-            with closing(wanted.weights):
+            wanted = fitting_needs(device, config, file, target, draft, scorer)
+            with closing(wanted.weights), closing(scorer) if scorer else nullcontext():
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")
                 free = free_on_sides(device, config.gpu_memory)

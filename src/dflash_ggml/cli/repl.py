@@ -93,7 +93,7 @@ class Conversation:
     system: str = ""
     thinking: bool | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # more of every request
-    progress: Callable[[int, int], object] = lambda done, total: None
+    progress: Callable[[str, int, int], object] = lambda stage, done, total: None
     messages: list[dict[str, Any]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     last: Usage | None = None

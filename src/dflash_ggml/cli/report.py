@@ -35,9 +35,9 @@ class Meter:
         """`done` of `total` bytes of a load stage."""
         self._show(f"loading {stage}", done, total, f"{done / 2**20:.0f}/{total / 2**20:.0f} MiB")
 
-    def tokens(self, done: int, total: int) -> None:
-        """`done` of `total` prompt tokens; all of them end the bar."""
-        self._show("prefill", done, total, f"{done}/{total} tokens")
+    def tokens(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` prompt tokens of a stage; all of them end the bar."""
+        self._show(stage, done, total, f"{done}/{total} tokens")
         if done >= total:
             self.clear()
 

@@ -50,14 +50,14 @@ class Writer:
 
 
 def write_answer(
-    events: Iterable[Event], writer: Writer | None, progress: Callable[[int, int], object]
+    events: Iterable[Event], writer: Writer | None, progress: Callable[[str, int, int], object]
 ) -> Answer:
     """Write text and thinking as they come, if there is a writer.
 
     Args:
         events: of one answer.
         writer: where it goes; None: nowhere.
-        progress: told how many tokens of the prompt are prefilled, and how many will be.
+        progress: told how many tokens of the prompt have been scored or prefilled, and how many will be, by stage.
 
     Returns:
         The whole answer.
@@ -67,7 +67,7 @@ def write_answer(
         for event in events:
             answer.feed(event)
             if isinstance(event, Progress):
-                progress(event.done, event.total)
+                progress(event.stage, event.done, event.total)
             elif writer is not None and isinstance(event, TextDelta):
                 writer.text(event.text)
             elif writer is not None and isinstance(event, ReasoningDelta):

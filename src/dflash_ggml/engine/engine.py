@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ..config import EngineConfig
@@ -26,6 +28,7 @@ class Engine:
         self.passes, self.drafter, self.over = loaded.passes, loaded.drafter, loaded.over
         self.batches, self.lookup = loaded.batches, loaded.prompt_lookup
         self.device, self.costs, self.costs_file = loaded.device, loaded.costs, loaded.costs_file
+        self.scorer = loaded.scorer
         self.n_vocab, self.params = self.passes.target.n_vocab, self.passes.target
         depth = self.drafter.depth if self.drafter else 0
         self.policy = Policy(depth, self.costs, self.device.is_gpu, self.passes.most_columns)
@@ -51,7 +54,8 @@ class Engine:
         """
         loaded = load(config, progress, calibration_seconds)
         # one that was only found may have been left out
-        return cls(replace(config, draft=loaded.draft), loaded)
+        scorer = config.scorer if loaded.scorer else None
+        return cls(replace(config, draft=loaded.draft, scorer=scorer), loaded)
 
     # ---- slots
 
@@ -132,30 +136,23 @@ class Engine:
         Raises:
             DeviceError: The engine is closed, or the pass itself broke.
         """
-        with self.passing:
-            self.alive()
-            before, self.in_pass = self.in_pass, True
-            try:
-                came: dict[int, Step | Exception] = {}
-                batch, alone = list[Sequence](), list[Sequence]()
-                for sequence in sequences:
-                    if error := self._unready(sequence):
-                        came[id(sequence)] = error
-                    elif sequence.isolated or not self.passes.takes_several:
-                        alone.append(sequence)
-                    else:
-                        batch.append(sequence)
-                for sequence in (
-                    *batch,
-                    *alone,
-                ):  # once all have their rows: for those of the last the first may have moved
-                    self._slots[sequence.state_index].kv.overwrite()
-                for part in (batch, *([sequence] for sequence in alone)):
-                    if part:
-                        came.update(zip(map(id, part), self._step_batch(part)))
-                return [came[id(sequence)] for sequence in sequences]
-            finally:
-                self.in_pass = before
+        with self.held():
+            came: dict[int, Step | Exception] = {}
+            batch, alone = list[Sequence](), list[Sequence]()
+            for sequence in sequences:
+                if error := self._unready(sequence):
+                    came[id(sequence)] = error
+                elif sequence.isolated or not self.passes.takes_several:
+                    alone.append(sequence)
+                else:
+                    batch.append(sequence)
+            # once all have their rows: for those of the last the first may have moved
+            for sequence in (*batch, *alone):
+                self._slots[sequence.state_index].kv.overwrite()
+            for part in (batch, *([sequence] for sequence in alone)):
+                if part:
+                    came.update(zip(map(id, part), self._step_batch(part)))
+            return [came[id(sequence)] for sequence in sequences]
 
     def _unready(self, sequence: Sequence) -> Exception | None:
         """What keeps a sequence from being stepped."""
@@ -210,17 +207,30 @@ class Engine:
         """What a step that verifies `nodes` drafted nodes is expected to take; None if nothing is known."""
         return self.policy.expected_ms(nodes if self.sources else 0, context)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Run passes that are no slot's; closing the engine waits for them. Raises DeviceError once it is closed."""
+        with self.passing:
+            self.alive()
+            before, self.in_pass = self.in_pass, True
+            try:
+                yield
+            finally:
+                self.in_pass = before
+
     # ---- life
 
     @property
     def nbytes(self) -> dict[str, int]:
         """Device bytes by part, named as in the memory plan, and the graphs' scratch."""
-        return allocated(self.passes, self.drafter.nbytes if self.drafter else {})
+        of_scorer = self.scorer.nbytes if self.scorer else {}
+        return allocated(self.passes, self.drafter.nbytes if self.drafter else {}, of_scorer)
 
     def graph_counts(self) -> dict[str, int]:
         """Graphs built so far, and graphs that are kept; from any thread, also while a pass runs."""
         graphs = self.passes.graphs
-        return {"graphs": graphs.builds, "kept": len(graphs)}
+        of_scorer = self.scorer.passes.graphs.builds if self.scorer else 0
+        return {"graphs": graphs.builds + of_scorer, "kept": len(graphs)}
 
     def run_counts(self) -> dict[str, int]:
         """The same, and graph runs so far; not beside a pass of another thread, which may build or drop graphs."""
@@ -246,9 +256,9 @@ class Engine:
                 for slot in self.slots:
                     slot.kv.lent = None
                 self._closed, self._slots = True, {}
-                if self.drafter:
-                    self.drafter.close()
-                self.passes.close()
+                for part in (self.drafter, self.scorer, self.passes):
+                    if part is not None:
+                        part.close()
                 self.device.close()
         finally:
             self._closing = self._closed

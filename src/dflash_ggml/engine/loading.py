@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from .known_costs import known_costs
 from .memory_planner import decode_window, default_slots, fitting_needs, plan_needs
 from .passes import TargetPasses, allocated
 from .placement import choose_device
+from .scorer import Scorer, ScorerSource
 
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
@@ -50,6 +51,7 @@ class Loaded:
     costs_file: Path | None = None
     draft: Path | None = None  # the file of the draft that is used
     over: int = 0  # cache rows of a text beyond its committed tokens
+    scorer: Scorer | None = None  # of prompts
 
 
 def load(
@@ -57,12 +59,12 @@ def load(
 ) -> Loaded:
     """Load what `config` names; `progress(stage, done, total)` in bytes; calibration_seconds: see `Engine.load`.
 
-    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so is the prediction head
-    of the target's file, which drafts where there is nothing else.
+    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so are the prediction head
+    of the target's file, which drafts where there is nothing else, and a scorer that was found and has no room.
     Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
     """
     try:
-        return _load(config, progress, calibration_seconds)
+        return _load_scored(config, progress, calibration_seconds)
     except _OwnDraftError as error:
         reason, without = str(error), replace(config, own_draft=False)
     except (DflashError, OSError) as error:
@@ -86,6 +88,21 @@ class _OwnDraftError(Exception):
     """What keeps a target from loading with its prediction head, which nobody asked for."""
 
 
+def _load_scored(
+    config: EngineConfig, progress: Progress | None, calibration_seconds: float | None
+) -> Loaded:
+    """`_load`, without a scorer that was found and has no room."""
+    try:
+        return _load(config, progress, calibration_seconds)
+    except (DeviceError, _OwnDraftError) as error:
+        if config.scorer is None or not config.scorer_found:
+            raise
+        reason = str(error)
+    loaded = _load(replace(config, scorer=None), progress, calibration_seconds)
+    log.warning("%s was found and is not used, prompts are scored by words: %s", config.scorer, reason)
+    return loaded
+
+
 def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: float | None) -> Loaded:
     file = GGUFFile(config.model)
     target = read_target(file)
@@ -98,9 +115,12 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         raise
     for note in [*(draft.check(target, str(config.model)) if draft else ()), *notes]:
         log.warning("%s", note)
+    source = open_scorer(config, tokenizer.tokens)
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
-        passes, drafter, memory, batches, over = _on_device(device, config, file, target, draft, progress)
+        passes, drafter, scorer, memory, batches, over = _on_device(
+            device, config, file, target, draft, source, progress
+        )
         prompt_lookup = PromptLookup(config.budget) if config.prompt_lookup else None
         if drafter or prompt_lookup:
             if others := without_kernels(device, passes.weights):
@@ -139,7 +159,23 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         costs_file,
         config.draft,
         over,
+        scorer,
     )
+
+
+def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSource | None:
+    """The scorer that is configured; None if there is none, or with a warning where the one that was found is none.
+
+    Raises ModelFileError for one that was named."""
+    if config.scorer is None or config.prompt_keep is None:
+        return None
+    try:
+        return ScorerSource(config.scorer, config.prompt_keep, target_tokens)
+    except (ModelFileError, OSError) as error:
+        if not config.scorer_found:
+            raise
+        log.warning("the scorer that was found is not used, prompts are scored by words: %s", error)
+        return None
 
 
 def no_host_memory(what: str) -> DeviceError:
@@ -155,11 +191,12 @@ def _on_device(
     file: GGUFFile,
     target: Target,
     draft: DraftSource | None,
+    source: ScorerSource | None,
     progress: Progress | None,
-) -> tuple[TargetPasses, Drafter | None, MemoryPlan, BatchSizes, int]:
+) -> tuple[TargetPasses, Drafter | None, Scorer | None, MemoryPlan, BatchSizes, int]:
     """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a text
     beyond its tokens."""
-    wanted = fitting_needs(device, config, file, target, draft)
+    wanted = fitting_needs(device, config, file, target, draft, source)
     for note in wanted.notes:
         log.warning("%s", note)
     n_states = config.parallel or default_slots(device, config, wanted)
@@ -205,10 +242,17 @@ def _on_device(
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     passes.reserve(n_batch, drafter.append if drafter else None)
-    log.info("%s", memory.against(allocated(passes, drafter.nbytes if drafter else {})))
+    scorer = None
+    if source:
+        own = BatchSizes(n_batch, paced, device.is_gpu)
+        scorer = source.start(device, passes.workspace, rows, own, progress)
+        log.info("prompts are scored by %s, up to %d tokens", source, scorer.limit)
+    of_draft, of_scorer = drafter.nbytes if drafter else {}, scorer.nbytes if scorer else {}
+    log.info("%s", memory.against(allocated(passes, of_draft, of_scorer)))
     # what is lent takes the longest, for few tokens as for many
     flat = LENT if wanted.kept else None
-    return passes, drafter, memory, BatchSizes(n_batch, paced, device.is_gpu, flat), wanted.over_each
+    batches = BatchSizes(n_batch, paced, device.is_gpu, flat)
+    return passes, drafter, scorer, memory, batches, wanted.over_each
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:

@@ -40,6 +40,7 @@ from .kernel_tuning import wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
 from .placement import LAYER, ONE_SIDE, Placement, draft_side, open_cpu, place_layers
+from .scorer import ScorerSource
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
@@ -90,6 +91,7 @@ class MemoryNeeds:
         n_states: Sequences decoded in a batch.
         placement: Which side has what.
         where: The same in words, by side; empty where there is one.
+        scorer: Of prompts, beside the target on the first side.
     """
 
     weights: Weights
@@ -105,6 +107,7 @@ class MemoryNeeds:
     n_states: int = 1
     placement: Placement = ONE_SIDE
     where: tuple[str, ...] = ()
+    scorer: ScorerSource | None = None
 
     def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
         """The memory with such caches; without `n_batch`, with the smallest batches."""
@@ -159,6 +162,7 @@ def memory_needs(
     layers: int | None = None,
     prepare: bool = True,
     sources: Mapping[str, Source] | None = None,
+    scorer: ScorerSource | None = None,
 ) -> MemoryNeeds:
     """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
     prepare: False where the draft already is; sources: the target's, where they were made before: some targets copy tensors to
@@ -179,7 +183,9 @@ def memory_needs(
     where: tuple[str, ...] = ()
     placement = ONE_SIDE
     if sum(side is not device.host for side in device.sides) > 1:
-        placement = _place(device, config, target, draft, sources, kept, kv[0], over_all(over, n_states))
+        placement = _place(
+            device, config, target, draft, scorer, sources, kept, kv[0], over_all(over, n_states)
+        )
         where = tuple(
             placement.words(device, side.index, draft is not None)
             for side in device.sides
@@ -205,11 +211,14 @@ def memory_needs(
         over_all(over, n_states),
         over,
         notes,
-        partial(memory_parts, device, target, weights, draft, width, decode_window(config), placement),
+        partial(
+            memory_parts, device, target, weights, draft, width, decode_window(config), placement, scorer
+        ),
         experts,
         n_states,
         placement,
         where,
+        scorer,
     )
 
 
@@ -218,6 +227,7 @@ def _place(
     config: EngineConfig,
     target: Target,
     draft: DraftSource | None,
+    scorer: ScorerSource | None,
     sources: Mapping[str, Source],
     kept: Iterable[str],
     kv: KvTypes,
@@ -245,6 +255,8 @@ def _place(
     if draft:
         side = device.sides[last]
         taken[last] += sum(part.nbytes(rows) for part in draft.parts(side, kv.draft, n_states))
+    if scorer:
+        taken[first] += sum(part.nbytes(rows) for part in scorer.parts(device, config.n_batch))
     return place_layers(device, config, layers, taken, free_on_sides(device, config.gpu_memory))
 
 
@@ -266,6 +278,7 @@ def memory_parts(
     width: int,
     window: DecodeWindow | None,
     placement: Placement,
+    scorer: ScorerSource | None,
     n_states: int,
     kv: KvTypes,
     n_batch: int,
@@ -286,6 +299,8 @@ def memory_parts(
             return 8 * (n_batch * len(taps) + columns) * target.n_embd
         copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
         prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
+        if scorer and side == 0:
+            prompt = max(prompt, scorer.scratch_bytes(n_batch, rows))
         most = logits if side == head else 0
         if window is None:
             return max(prompt, most, trees)
@@ -304,11 +319,15 @@ def memory_parts(
             parts.append(Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"))
         if draft and is_drafts:
             parts += draft.parts(side, kv.draft, n_states)
+        if scorer and side.index == 0:
+            parts += scorer.parts(side, n_batch)
         here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
         # not those of several matrices: their products are others
         shapes = [(t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
         if feature_row:
             shapes.append((feature_row, target.n_embd))  # a draft takes the features in
+        if scorer and side.index == 0:
+            shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
         if wide := wide_bytes(side, shapes, n_batch):
             parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
         if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
@@ -345,24 +364,31 @@ def _usual(wanted: MemoryNeeds, target: Target, config: EngineConfig, device: De
 
 
 def fitting_needs(
-    device: Device, config: EngineConfig, file: GGUFFile, target: Target, draft: DraftSource | None
+    device: Device,
+    config: EngineConfig,
+    file: GGUFFile,
+    target: Target,
+    draft: DraftSource | None,
+    scorer: ScorerSource | None = None,
 ) -> MemoryNeeds:
     """`memory_needs`, changed to fit a GPU: a draft of fewer bits, then the experts of as few layers as it takes in host
     memory, where their number is not given. The notes name both. A pair that still does not fit is returned all the same."""
-    wanted = memory_needs(device, config, file, target, draft)
+    wanted = memory_needs(device, config, file, target, draft, scorer=scorer)
     if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
         return wanted
     notes, sources = list(wanted.notes), wanted.weights.sources
     if draft and draft.narrow():
         wanted.weights.close()
-        wanted = memory_needs(device, config, file, target, draft, sources=sources)
+        wanted = memory_needs(device, config, file, target, draft, sources=sources, scorer=scorer)
         notes = [
             *wanted.notes,
             f"{config.draft}: its weights become q8_0, as they are they do not fit beside the target",
         ]
     if config.n_cpu_moe is None and (layers := layers_to_keep(device, config, file, target, draft, wanted)):
         wanted.weights.close()
-        wanted = memory_needs(device, config, file, target, draft, layers, prepare=False, sources=sources)
+        wanted = memory_needs(
+            device, config, file, target, draft, layers, prepare=False, sources=sources, scorer=scorer
+        )
         notes += [
             f"{config.model} does not fit the GPU: the experts of {layers} of its {target.n_layers} layers stay in the host's "
             "memory and the CPU computes them (--n-cpu-moe)",
@@ -387,7 +413,10 @@ def layers_to_keep(
 
     def fits(layers: int) -> bool:
         found = memory_needs(
-            device, config, file, target, draft, layers, prepare=False, sources=wanted.weights.sources
+            *(device, config, file, target, draft, layers),
+            prepare=False,
+            sources=wanted.weights.sources,
+            scorer=wanted.scorer,
         )
         try:
             return _usual(found, target, config, device).fits

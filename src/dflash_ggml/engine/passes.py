@@ -5,6 +5,7 @@ A pass knows where rows lie and what a mask hides; it knows nothing of drafts, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import partial
@@ -72,11 +73,12 @@ class TargetPasses(PassOutputs):
         n_states: int = 1,
         n_batch: int = 0,
         placement: Placement = ONE_SIDE,
+        workspace: Workspace | None = None,
     ) -> None:
         """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
         `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
         is seen while decoding; `state indices`: sequences; `n_batch`: tokens of the longest linear pass;
-        `placement`: what lies on which side of the device."""
+        `placement`: what lies on which side of the device; `workspace`: scratch memory of other passes, to share."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
@@ -102,7 +104,7 @@ class TargetPasses(PassOutputs):
         self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
-        self.workspace = Workspace(device)
+        self.workspace = Workspace(device) if workspace is None else workspace
         self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(n_states, 2))
 
     # ---- memory
@@ -438,13 +440,17 @@ class TargetPasses(PassOutputs):
         self.weights.close()
 
 
-def allocated(passes: TargetPasses, of_draft: dict[str, int]) -> dict[str, int]:
-    """Device bytes by part of a target and its draft, named as in the memory plan, and the graphs' scratch."""
+def allocated(
+    passes: TargetPasses, of_draft: Mapping[str, int], of_scorer: Mapping[str, int]
+) -> dict[str, int]:
+    """Device bytes by part of a target, its draft and a scorer, named as in the memory plan, and the graphs' scratch."""
     device, found = passes.device, dict[str, int]()
     for side, scratch in zip(device.sides, passes.workspace.sizes):
         if side is device.host:
             continue
-        own = passes.nbytes_on(side) | (of_draft if side.index == passes.placement.draft else {})
+        own = passes.nbytes_on(side)
+        own.update(of_scorer if side.index == 0 else {})
+        own.update(of_draft if side.index == passes.placement.draft else {})
         for name, size in (own | {SCRATCH: scratch}).items():
             if side.index == 0 or size:
                 found[part_on(name, side.label) if side.index else name] = size

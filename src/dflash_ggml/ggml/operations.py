@@ -125,13 +125,16 @@ class Operations:
 
     # ---- arithmetic
 
-    def mul_mat(self, w, x):
-        """w [k, m] times x [k, n] -> [m, n], float32."""
+    def mul_mat(self, w, x, exact: bool = False):
+        """w [k, m] times x [k, n] -> [m, n], float32. exact: a GPU sums in float32 too where `w` is float16."""
         if w.ne[0] != x.ne[0]:
             raise ValueError(
                 f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}"
             )
-        return lib.ggml_mul_mat(self.ctx, w, x)
+        y = lib.ggml_mul_mat(self.ctx, w, x)
+        if exact:
+            lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
+        return y
 
     def mul_mat_id(self, w, x, ids):
         """For column j and slot i the matrix ids[i, j] of w [k, m, matrices] times x[:, 0 or i, j]; x [k, 1 or slots, n],

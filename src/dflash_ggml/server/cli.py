@@ -273,8 +273,10 @@ def _announce(server: Server, service: Service) -> None:
         return
     port = sockets[0].getsockname()[1]
     names = ", ".join(service.settings.names)
+    scorer = service.worker.runner.info()["prompt_scorer"]
+    part = f", prompts scored by {scorer} where a request wants them read in part" if scorer else ""
     print(
-        f"dflash-serve: {names} ready at http://{in_url(server.config.host)}:{port}/",
+        f"dflash-serve: {names} ready at http://{in_url(server.config.host)}:{port}/{part}",
         file=sys.stderr,
         flush=True,
     )

@@ -107,8 +107,9 @@ def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
         if found is not None and found.whole:
             notes.say(f"prompt_keep: the whole prompt is prefilled, {found.whole}")
         elif found is not None:
-            kept, sent = len(found.ids), found.sent_n
-            notes.say(f"prompt compressed: {kept:,} of {sent:,} tokens are read (lossy, asked for)")
+            about = "about " if found.choice else ""
+            kept, sent = f"{about}{found.kept_n:,}", found.sent_n
+            notes.say(f"prompt compressed: {kept} of {sent:,} tokens are read (lossy, asked for)")
 
 
 def dumps(value: Any) -> str:
@@ -128,7 +129,7 @@ def data_event(value: Any, event: str | None = None) -> bytes:
 
 def speculation(options: Speculation | None) -> dict[str, Any]:
     """The request arguments that our own options set."""
-    names = ("mode", "budget", "prompt_keep")
+    names = ("mode", "budget", "prompt_keep", "prompt_scorer")
     return {} if options is None else {name: getattr(options, name) for name in names}
 
 

@@ -98,6 +98,7 @@ class Runner:
             "parallel": self.parallel,
             "n_vocab": engine.n_vocab,
             "has_draft": bool(engine.sources),
+            "prompt_scorer": self.session.prompts.scorer,
             "sources": list(engine.sources),
             "mode": engine.config.mode,
             "budget": engine.config.budget,

@@ -64,6 +64,7 @@ class Speculation(Body):
     mode: Literal["auto", "plain", "chain", "tree"] | None = None
     budget: Annotated[Whole, Field(ge=1, le=256)] | None = None
     prompt_keep: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    prompt_scorer: Literal["lexical"] | None = None
 
 
 class Options(Speculation):

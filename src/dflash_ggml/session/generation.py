@@ -52,6 +52,7 @@ class Generation:
     """
 
     wants_prompt_logits = False
+    is_scoring = False  # it waits for the prompt scorer, not for a slot
 
     def __init__(
         self,

@@ -26,13 +26,40 @@ RECENT = 64  # chunks that costs are known from: a size that was slow once is tr
 
 
 class Prompt(Protocol):
-    """A prompt that is not prefilled yet. remaining: tokens to prefill; since: its arrival, in seconds."""
+    """A prompt that is not prefilled yet. remaining: tokens to prefill; since: its arrival, in seconds; is_scoring: the prompt
+    scorer reads it, whose chunks take other times than the target's."""
 
     @property
     def remaining(self) -> int: ...
 
     @property
     def since(self) -> float: ...
+
+    @property
+    def is_scoring(self) -> bool: ...
+
+
+class ChunkCosts:
+    """Seconds that chunks of a prompt take, by their tokens."""
+
+    def __init__(self) -> None:
+        self._chunks = deque[tuple[int, float]](maxlen=RECENT)  # tokens and seconds
+        self._costs = list[tuple[float, float]]()  # the same, a median for each power of two, ascending
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """A chunk took so long."""
+        self._chunks.append((tokens, seconds))
+        sizes = sorted({n.bit_length() for n, _ in self._chunks})
+        groups = [[chunk for chunk in self._chunks if chunk[0].bit_length() == size] for size in sizes]
+        self._costs = [(median(n for n, _ in group), median(s for _, s in group)) for group in groups]
+
+    def seconds(self, tokens: int) -> float:
+        """Expected seconds of a chunk: on the line through its two measured neighbours, 0 if none is known."""
+        if not self._costs or tokens <= self._costs[0][0]:
+            return self._costs[0][1] if self._costs else 0.0
+        above = next((i for i, (n, _) in enumerate(self._costs) if n >= tokens), len(self._costs) - 1)
+        (n0, s0), (n1, s1) = self._costs[above - 1] if above else (0.0, 0.0), self._costs[above]
+        return s1 + (tokens - n1) * max(s1 - s0, 0.0) / (n1 - n0)
 
 
 class PrefillBudget:
@@ -44,8 +71,7 @@ class PrefillBudget:
         self._steps = deque(
             [MAX_GAP / GAP_STEPS] * 5, maxlen=5
         )  # seconds; a median ignores one that built a graph
-        self._chunks = deque[tuple[int, float]](maxlen=RECENT)  # tokens and seconds
-        self._costs = list[tuple[float, float]]()  # the same, a median for each power of two, ascending
+        self._costs = {is_scoring: ChunkCosts() for is_scoring in (False, True)}
         self._balance = self._limit  # seconds of prefilling that decoding sequences may wait for now
 
     def choose(self, prompts: Sequence[Prompt], n_decoding: int, now: float) -> tuple[int, int] | None:
@@ -63,18 +89,24 @@ class PrefillBudget:
             self._balance = self._limit
         if not prompts:
             return None
-        size = self._size() if n_decoding else self._most
-        per_token = self._seconds(size) / size or 1e-3  # any value orders by length until one is known
-        urgency = [
-            (AGEING * (now - prompt.since)) ** 2 - (prompt.remaining * per_token) ** 2 for prompt in prompts
-        ]
-        index = urgency.index(max(urgency))
-        tokens = BatchSizes(size).next(prompts[index].remaining)
+
+        def urgency(prompt: Prompt) -> float:
+            costs = self._costs[prompt.is_scoring]
+            size = self._size(costs) if n_decoding else self._most
+            per_token = costs.seconds(size) / size or 1e-3  # any value orders by length until one is known
+            return (AGEING * (now - prompt.since)) ** 2 - (prompt.remaining * per_token) ** 2
+
+        chosen = max(prompts, key=urgency)
+        costs = self._costs[chosen.is_scoring]
+        tokens = BatchSizes(self._size(costs) if n_decoding else self._most).next(chosen.remaining)
+        index = next(i for i, prompt in enumerate(prompts) if prompt is chosen)
         # a chunk that never fits, or of unknown cost, runs once all that can be earned is there
-        needed = min(self._seconds(tokens) or self._limit, self._limit)
+        needed = min(costs.seconds(tokens) or self._limit, self._limit)
         return None if n_decoding and self._balance < needed else (index, tokens)
 
-    def prefilled(self, tokens: int, seconds: float, decoding: bool, is_warm: bool = True) -> None:
+    def prefilled(
+        self, tokens: int, seconds: float, decoding: bool, is_warm: bool = True, is_scoring: bool = False
+    ) -> None:
         """A chunk took so long.
 
         Args:
@@ -82,14 +114,13 @@ class PrefillBudget:
             seconds: until the device was done.
             decoding: whether sequences waited for it.
             is_warm: False if a graph was built for it, which tells nothing of the next one.
+            is_scoring: The prompt scorer read it.
         """
+        costs = self._costs[is_scoring]
         if decoding:  # limited: a machine that slept in a chunk must not hold up prompts for hours
-            self._balance -= min(seconds, max(2 * self._seconds(tokens), self._limit))
+            self._balance -= min(seconds, max(2 * costs.seconds(tokens), self._limit))
         if is_warm:
-            self._chunks.append((tokens, seconds))
-            sizes = sorted({n.bit_length() for n, _ in self._chunks})
-            groups = [[chunk for chunk in self._chunks if chunk[0].bit_length() == size] for size in sizes]
-            self._costs = [(median(n for n, _ in group), median(s for _, s in group)) for group in groups]
+            costs.took(tokens, seconds)
 
     def decoded(self, seconds: float, n: int) -> None:
         """A step of n sequences took so long."""
@@ -108,17 +139,9 @@ class PrefillBudget:
         step = median(self._steps)
         return MARGIN * max(MAX_GAP, GAP_STEPS * step) - step
 
-    def _size(self) -> int:
+    def _size(self, costs: ChunkCosts) -> int:
         """Tokens of a chunk that sequences may wait for: a multiple of the smallest, so that few graphs are built."""
         size = self._least
-        while size < self._most and 0 < self._seconds(size + self._least) <= self._limit:
+        while size < self._most and 0 < costs.seconds(size + self._least) <= self._limit:
             size += self._least
         return size
-
-    def _seconds(self, tokens: int) -> float:
-        """Expected seconds of a chunk: on the line through its two measured neighbours, 0 if none is known."""
-        if not self._costs or tokens <= self._costs[0][0]:
-            return self._costs[0][1] if self._costs else 0.0
-        above = next((i for i, (n, _) in enumerate(self._costs) if n >= tokens), len(self._costs) - 1)
-        (n0, s0), (n1, s1) = self._costs[above - 1] if above else (0.0, 0.0), self._costs[above]
-        return s1 + (tokens - n1) * max(s1 - s0, 0.0) / (n1 - n0)

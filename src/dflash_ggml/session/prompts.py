@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from ..errors import ConfigError
 from ..text import harmony
 from ..text.chat_parser import ReasoningMode, reasoning_at_start
 from ..text.pieces import PIECE
-from ..text.prompt_selection import LexicalScorer, PromptSelector, Selection
+from ..text.prompt_selection import Choice, LexicalScorer, PromptSelector, Selection
 from ..text.roles import fit
 from ..text.template import last_thought, normalise_messages
 from ..text.tokenizer import Tokenizer, TooManyTokens
@@ -41,6 +43,16 @@ class Prepared:
     selection: Selection | None = None
 
     @property
+    def choice(self) -> Choice | None:
+        """What is still to be chosen of the prompt; ids are all of it until then."""
+        return None if self.selection is None else self.selection.choice
+
+    @property
+    def read_n(self) -> int:
+        """Tokens of the prompt that are prefilled, at most."""
+        return len(self.ids) if self.selection is None else self.selection.kept_n
+
+    @property
     def sent_n(self) -> int:
         """Tokens of the prompt as it was sent."""
         return len(self.ids) if self.selection is None else self.selection.sent_n
@@ -50,7 +62,8 @@ class Prompts:
     """Makes the prompts of one vocabulary; any thread may ask.
 
     thinking, variables, reasoning_budget: for chats that leave them open. prompt_keep: the least share of a prompt that a
-    request may have prefilled; None: all of every prompt. Raises ConfigError where what that needs is not installed.
+    request may have prefilled; None: all of every prompt. scorer: name of the model that chooses it, None where words do. Raises
+    ConfigError where what words need is not installed.
     """
 
     def __init__(
@@ -61,6 +74,7 @@ class Prompts:
         variables: Mapping[str, Any] = NO_VARIABLES,
         reasoning_budget: int | None = None,
         prompt_keep: float | None = None,
+        scorer: str | None = None,
     ) -> None:
         if prompt_keep is not None and not 0 < prompt_keep <= 1:
             raise ConfigError(f"prompt_keep: expected more than 0 and at most 1, got {prompt_keep}")
@@ -69,7 +83,16 @@ class Prompts:
         self._thinking, self._budget = thinking, reasoning_budget
         self._variables = _template_variables(variables)
         self._least_keep = prompt_keep
-        self._selector = None if prompt_keep is None else PromptSelector(tokenizer, LexicalScorer(tokenizer))
+        self._selector = PromptSelector(tokenizer)
+        self._scorer, self._by_words = (
+            scorer,
+            None if scorer or prompt_keep is None else LexicalScorer(tokenizer),
+        )
+
+    @property
+    def scorer(self) -> str | None:
+        """What chooses the part of a prompt that is read: a model's name, or "lexical"; None where all is read."""
+        return None if self._least_keep is None else self._scorer or LexicalScorer.name
 
     def budget(self, request: ChatRequest) -> int | None:
         """The reasoning budget of a request, or the session's where that does not say; None: by its effort, if at all."""
@@ -122,14 +145,14 @@ class Prompts:
             **extra,
         )
         ids = tuple(self._tokenizer.encode(text, most=_sent(most, keep)))
-        selection = None if request.prompt_keep is None else self._select(text, ids, keep, messages)
-        ids = ids if selection is None else selection.ids
         if not ids:
             raise ConfigError(
                 "messages: the chat template made no prompt of them, there is nothing to answer"
             )
-        boundaries = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
-        first = next((i for i in boundaries if ids[i : i + len(header)] == header), 0)
+        selection = None if request.prompt_keep is None else self._select(request, text, ids, keep, messages)
+        if selection is not None and selection.choice is None:
+            ids = selection.ids
+        boundaries, first = _starts(ids, header)
         if template.is_harmony:
             reasoning = harmony.reasoning_at_start(text)
         else:
@@ -146,17 +169,41 @@ class Prompts:
 
     def _select(
         self,
+        request: ChatRequest | CompletionRequest,
         text: str,
         ids: tuple[int, ...],
         keep: float | None,
         messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Selection:
-        """The part of a prompt that is prefilled."""
-        if self._selector is None or keep is None:
+        """The part of a prompt that is prefilled, or what a model has to choose of it."""
+        if keep is None:
             return Selection(
                 ids, ((0, len(ids)),), len(ids), 0.0, "the server was started without --prompt-keep"
             )
-        return self._selector.select(text, ids, keep, messages)
+        if self._scorer is not None and request.prompt_scorer != "lexical":
+            return self._selector.select(self._scorer, text, ids, keep, messages)
+        if self._by_words is None:
+            self._by_words = LexicalScorer(self._tokenizer)
+        return self._selector.select(self._by_words, text, ids, keep, messages)
+
+    def settled(self, prepared: Prepared) -> Prepared | None:
+        """A prompt whose choice was made meanwhile, for another request; None where it has still to be made."""
+        assert prepared.selection is not None
+        selection = self._selector.settled(prepared.ids, prepared.selection)
+        return None if selection is None else self._with(prepared, selection)
+
+    def chosen(self, prepared: Prepared, scores: np.ndarray | None, score_ms: float) -> Prepared:
+        """A prompt once its units are scored; see `PromptSelector.chosen`."""
+        assert prepared.selection is not None
+        return self._with(prepared, self._selector.chosen(prepared.ids, prepared.selection, scores, score_ms))
+
+    def _with(self, prepared: Prepared, selection: Selection) -> Prepared:
+        """A prompt with the part of it that is prefilled."""
+        request, found = prepared.request, replace(prepared, ids=selection.ids, selection=selection)
+        if not isinstance(request, ChatRequest):
+            return found
+        boundaries, first = _starts(selection.ids, self._templates.of(request.template)[1])
+        return replace(found, boundaries=boundaries, first_answer=first)
 
     def _completion(self, request: CompletionRequest, most: int | None) -> Prepared:
         tokenizer, prompt = self._tokenizer, request.prompt
@@ -192,8 +239,9 @@ class Prompts:
             raise ConfigError("prompt: it is empty, at least one token is needed")
         if request.prompt_keep is None or request.suffix is not None:
             return Prepared(request, text, tuple(ids))
-        selection = self._select(tokenizer.decode(ids, special=True), tuple(ids), keep)
-        return Prepared(request, text, selection.ids, selection=selection)
+        selection = self._select(request, tokenizer.decode(ids, special=True), tuple(ids), keep)
+        kept = tuple(ids) if selection.choice else selection.ids
+        return Prepared(request, text, kept, selection=selection)
 
     def _files(self, files: Sequence[Mapping[str, str]], most: int | None) -> list[int]:
         """Other files of a project, as the models that fill in were shown them; a mark that a vocabulary lacks is left out."""
@@ -207,6 +255,12 @@ class Prompts:
             ids += separator + encode(text, special=False, most=most)
             _check(ids, most)
         return ids + separator if files else ids
+
+
+def _starts(ids: tuple[int, ...], header: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Positions at which messages start, and that of the assistant's first; header: of the assistant's."""
+    found = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
+    return found, next((i for i in found if ids[i : i + len(header)] == header), 0)
 
 
 def _sent(most: int | None, keep: float | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from ..config import Mode
 from ..decode.sampling import SamplingParams
@@ -16,6 +16,8 @@ from ..errors import ConfigError
 from ..text.grammar_spec import GrammarSpec
 from ..text.tools import NamedTool, ToolChoice
 from .thinking import Effort, check_thinking
+
+PromptScorer = Literal["lexical"]
 
 __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec", "NamedTool", "ToolChoice"]
 
@@ -31,6 +33,7 @@ class GenerationOptions:
     stop_token_ids: tokens that end it too, and are not shown.
     penalize_prompt: penalties count the prompt too, not only what is generated.
     prompt_keep: the share of the prompt that is prefilled, lossy (see `text.prompt_selection`); None: all of it.
+    prompt_scorer: "lexical" has it chosen by words where a model would choose it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -47,6 +50,7 @@ class GenerationOptions:
     stop_token_ids: tuple[int, ...] = ()
     penalize_prompt: bool = True
     prompt_keep: float | None = None
+    prompt_scorer: PromptScorer | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):

@@ -18,6 +18,7 @@ from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError
 from .generation import ROOM, Generation
 from .prefill_budget import PrefillBudget
 from .prefix_cache import common_prefix
+from .scoring import Scoring
 from .slots import CachedSlot, Slots
 
 if TYPE_CHECKING:
@@ -334,6 +335,9 @@ class Scheduler:
         with self._lock:
             waiting = [generation for generation in self.waiting if self._goes_on(generation)]
         for generation in waiting:
+            if isinstance(generation, Scoring):
+                did |= self._start_scoring(generation)
+                continue
             if self._is_prefilled_elsewhere(generation):
                 continue
             if isinstance(generation, Loan) and (lent or not self._may_lend(generation)):
@@ -361,6 +365,17 @@ class Scheduler:
         )
         generation.remaining = len(generation.ids) - cached
         generation.begin(cached)
+
+    def _start_scoring(self, generation: Scoring) -> bool:
+        """Let a prompt be scored, unless another one is."""
+        if any(other.is_scoring for other in self.running):
+            return False
+        with self._work_on(generation):
+            with self._lock:
+                self.waiting.remove(generation)
+                self.running.append(generation)
+            generation.start()
+        return True
 
     def _slot_for(self, generation: Generation) -> CachedSlot | None:
         """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
@@ -418,7 +433,10 @@ class Scheduler:
                 generation, most = prompts[choice[0]], choice[1] if n_decoding else None
             did = True
             with self._work_on(generation):
-                self._prefill_chunk(generation, most, n_decoding > 0)
+                if isinstance(generation, Scoring):
+                    self._score_chunk(generation, most, n_decoding > 0)
+                else:
+                    self._prefill_chunk(generation, most, n_decoding > 0)
             if n_decoding:
                 self._admit()
         return did
@@ -441,6 +459,15 @@ class Scheduler:
         else:
             generation.sequence = slot.begin(**generation.options)
             self._take(generation, slot.first())
+
+    def _score_chunk(self, generation: Scoring, most: int | None, others_wait: bool) -> None:
+        """Score at most so many tokens of a prompt; behind the last chunk it is known what is prefilled."""
+        if before := generation.remaining:
+            took, is_warm = self._timed(lambda: generation.advance(most))
+            tokens = before - generation.remaining
+            self.budget.prefilled(tokens, took, others_wait, is_warm, is_scoring=True)
+        if not generation.remaining:
+            self._end(generation)
 
     # ---- decoding
 
@@ -490,7 +517,7 @@ class Scheduler:
             if len(decoding) > 1:
                 with self._work_on(decoding[-1]):
                     self._preempt(decoding[-1])
-            elif any(other.is_prefilling for other in self.running):
+            elif any(other.is_prefilling and not other.is_scoring for other in self.running):
                 return
             else:
                 raise ContextOverflowError(str(error))

@@ -28,6 +28,7 @@ from .prefix_cache import PrefixCache
 from .prompts import NO_VARIABLES, Prepared, Prompts
 from .requests import ChatRequest, CompletionRequest
 from .scheduler import Scheduler
+from .scoring import Scoring
 from .sinks import ChatSink, TextSink
 from .slots import Slots
 from .templates import Templates
@@ -79,8 +80,9 @@ class Session:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.templates = Templates(engine.tokenizer, template)
+        scorer = None if engine.scorer is None or prompt_keep is None else engine.scorer.name
         self.prompts = Prompts(
-            engine.tokenizer, self.templates, thinking, variables, reasoning_budget, prompt_keep
+            engine.tokenizer, self.templates, thinking, variables, reasoning_budget, prompt_keep, scorer
         )
         self.split_reasoning = split_reasoning
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
@@ -116,8 +118,8 @@ class Session:
                 error.found,
                 engine.n_ctx,
             ) from None
-        if len(prepared.ids) >= engine.n_ctx:
-            n = len(prepared.ids)
+        n = prepared.read_n
+        if n >= engine.n_ctx:
             raise ContextOverflowError(
                 f"Requested tokens ({n}) exceed context window of {engine.n_ctx}", n, engine.n_ctx
             )
@@ -125,11 +127,11 @@ class Session:
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
         trained = engine.params.n_ctx_train
-        if len(prepared.ids) > trained and not self._told_of_length:
+        if n > trained and not self._told_of_length:
             self._told_of_length = True
             log.warning(
                 "a prompt of %d tokens: %s was trained for %d, longer texts it understands less well",
-                *(len(prepared.ids), engine.config.model.name, trained),
+                *(n, engine.config.model.name, trained),
             )
         try:
             bound = self.constraint(prepared)
@@ -140,6 +142,19 @@ class Session:
             fault = find_fault(binding_schemas(request), self.grammars.refusal)
             raise ConfigError(fault or str(error)) from None
         return prepared
+
+    def chosen(
+        self, prepared: Prepared, should_stop: Callable[[], bool] | None = None
+    ) -> Generator[Event, None, Prepared]:
+        """A prompt of which it is known what is prefilled: scored, with the progress of that, where a model has to choose.
+
+        Raises ContextOverflowError where it is too long for that.
+        """
+        if prepared.choice is None:
+            return prepared
+        scoring = Scoring(self.engine, self.prompts, prepared, should_stop)
+        yield from self.scheduler.run(scoring)
+        return scoring.prepared
 
     def constraint(self, prepared: Prepared) -> Constraint | None:
         """What a request demands of the form of its answer. Raises ConfigError for demands that exclude each other."""
@@ -251,6 +266,7 @@ def run_chat(
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
     if not isinstance(prepared.request, ChatRequest):
         raise ConfigError("run_chat: this request is a completion; use run_completion")
+    prepared = yield from session.chosen(prepared, should_stop)
     yield from session.scheduler.run(generation_of(session, prepared, hooks, should_stop))
 
 
@@ -265,4 +281,5 @@ def run_completion(
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
     if not isinstance(prepared.request, CompletionRequest):
         raise ConfigError("run_completion: this request is a chat; use run_chat")
+    prepared = yield from session.chosen(prepared, should_stop)
     yield from session.scheduler.run(generation_of(session, prepared, hooks, should_stop))

@@ -36,7 +36,7 @@ FROZEN = 4096  # messages whose selection is remembered
 
 
 class Scorer(Protocol):
-    """Ranks units of a prompt; `name` tells selections of different scorers apart."""
+    """Ranks units of a prompt on the host; `name` tells selections of different scorers apart."""
 
     name: str
 
@@ -85,15 +85,36 @@ class LexicalScorer:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What is still to be chosen of a prompt, once its units are scored.
+
+    Attributes:
+        scorer, keep: By which, and of how large a share, the choice is remembered.
+        units: What is chosen from, in order.
+        question: The tokens that ask, 128 at most.
+        budget: Tokens of units that are kept.
+        messages: The long messages, of each of which the choice is remembered.
+    """
+
+    scorer: str
+    keep: float
+    units: tuple[Range, ...]
+    question: Range
+    budget: int
+    messages: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Selection:
     """The part of a prompt that is prefilled.
 
     Attributes:
-        ids: The kept tokens, a subsequence of the prompt's.
-        ranges: Where they stood, in order.
+        ids: The kept tokens, a subsequence of the prompt's; none while there is a choice to make.
+        ranges: Where they stood, in order; of a choice those that are kept in any case.
         sent_n: Tokens of the whole prompt.
         score_ms: What selecting took, wall milliseconds.
         whole: Why all of it is kept although less was asked for; "" otherwise.
+        choice: What a scorer on the device has still to choose, None where nothing is open.
     """
 
     ids: tuple[int, ...]
@@ -101,22 +122,36 @@ class Selection:
     sent_n: int
     score_ms: float
     whole: str = ""
+    choice: Choice | None = None
+
+    @property
+    def kept_n(self) -> int:
+        """Tokens that are kept; of a choice as many as may be."""
+        if self.choice is None:
+            return len(self.ids)
+        return size(self.ranges) + min(self.choice.budget, size(self.choice.units))
 
 
 class PromptSelector:
     """Selects for all prompts of one vocabulary; any thread may ask. Remembers what it chose of each message."""
 
-    def __init__(self, tokenizer: Tokenizer, scorer: Scorer) -> None:
-        self._tokenizer, self._scorer = tokenizer, scorer
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._frozen: OrderedDict[bytes, tuple[Range, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     def select(
-        self, text: str, ids: Sequence[int], keep: float, messages: Sequence[Mapping[str, Any]] | None = None
+        self,
+        scorer: Scorer | str,
+        text: str,
+        ids: Sequence[int],
+        keep: float,
+        messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Selection:
         """The part of a prompt to prefill.
 
         Args:
+            scorer: Ranks the units, or its name: then what there is to rank is left open, for `chosen`.
             text: The prompt as rendered.
             ids: Its tokens.
             keep: The share of its tokens that is kept, protected ones included; more than 0, at most 1.
@@ -126,11 +161,10 @@ class PromptSelector:
             DflashError: The scorer gave a score that is not finite.
         """
         start, n = time.perf_counter(), len(ids)
+        name = scorer if isinstance(scorer, str) else scorer.name
 
         def selection(ranges: Iterable[Range], whole: str = "") -> Selection:
-            found = tuple(merged(ranges))
-            kept = tuple(i for a, b in found for i in ids[a:b])
-            return Selection(kept, found, n, (time.perf_counter() - start) * 1e3, whole if keep < 1 else "")
+            return _selection(ids, ranges, since(start), whole if keep < 1 else "")
 
         offsets = self._offsets(text, ids)
         if offsets is None:
@@ -140,7 +174,7 @@ class PromptSelector:
         else:
             long, question = _contents(text, offsets, messages)
         long = [(a, b) for a, b in long if b - a >= LEAST]
-        keys = list(self._keys(ids, [b for _, b in long], keep))
+        keys = self._keys(name, keep, ids, long)
         with self._lock:
             kept = {one: self._frozen.get(key) for one, key in zip(long, keys)}
         # what is chosen from: the middles of the messages that are new
@@ -151,30 +185,77 @@ class PromptSelector:
         known = [one for one, ranges in kept.items() if ranges is not None]
         protected = n - size(parts.values()) - size(known)
         chosen = sum(size(kept[one] or ()) for one in known)
-        budget, best, whole = math.ceil(keep * n), list(parts.values()), ""
+        budget, whole, chosen_from = math.ceil(keep * n), "", tuple[Range, ...]()
         if not long:
             whole = "no message is long enough"
         elif protected * 2 > budget:
             whole = "" if known else f"{protected:,} of {n:,} tokens are kept in any case"
         elif parts:
-            units = [unit for part in parts.values() for unit in _units(text, offsets, part)]
-            scores = np.asarray(self._scorer.score(ids, units, question), np.float32)
-            if not np.isfinite(scores).all():
-                raise DflashError(f"prompt scorer {self._scorer.name}: a score is not finite")
-            best = best_units(units, scores, budget - protected - chosen)
+            chosen_from = tuple(unit for part in parts.values() for unit in _units(text, offsets, part))
+        # all that is kept whatever the scores are
         for one, ranges in kept.items():
-            if ranges is None and one in parts:
+            if ranges is None and one in parts and chosen_from:
                 a, b = parts[one]
-                kept[one] = (one[0], a), *((c, d) for c, d in best if a <= c < b), (b, one[1])
+                kept[one] = (one[0], a), (b, one[1])
             elif ranges is None:
                 kept[one] = (one,)
+        fixed = [*_gaps(long, n), *(r for ranges in kept.values() for r in ranges or ())]
+        if not chosen_from:
+            found = selection(fixed, whole)
+            self._remember(keys, long, found.ranges)
+            return found
+        choice = Choice(name, keep, chosen_from, question, budget - protected - chosen, tuple(long))
+        open_ = Selection((), tuple(merged(fixed)), n, since(start), choice=choice)
+        if isinstance(scorer, str):
+            return open_
+        scores = scorer.score(ids, choice.units, choice.question)
+        return self.chosen(ids, open_, scores, since(start) - open_.score_ms)
+
+    def chosen(
+        self, ids: Sequence[int], selection: Selection, scores: np.ndarray | None, score_ms: float
+    ) -> Selection:
+        """What is prefilled of a prompt whose choice was open.
+
+        Args:
+            scores: Of the units, higher is kept first; None: any of them, and nothing is remembered.
+            score_ms: What scoring took.
+
+        Raises:
+            DflashError: A score is not finite.
+        """
+        choice = selection.choice
+        assert choice is not None
+        values = np.zeros(len(choice.units)) if scores is None else np.asarray(scores, np.float32)
+        if not np.isfinite(values).all():
+            raise DflashError(f"prompt scorer {choice.scorer}: a score is not finite")
+        best = best_units(choice.units, values, choice.budget)
+        found = _selection(ids, [*selection.ranges, *best], selection.score_ms + score_ms)
+        if scores is not None:
+            keys = self._keys(choice.scorer, choice.keep, ids, choice.messages)
+            self._remember(keys, choice.messages, found.ranges)
+        return found
+
+    def settled(self, ids: Sequence[int], selection: Selection) -> Selection | None:
+        """The same without scores, where all of its messages were chosen of meanwhile; else None."""
+        choice = selection.choice
+        assert choice is not None
         with self._lock:
-            for key, ranges in zip(keys, kept.values()):
-                self._frozen[key] = ranges or ()
+            keys = self._keys(choice.scorer, choice.keep, ids, choice.messages)
+            known = [self._frozen.get(key) for key in keys]
+        if None in known:
+            return None
+        ranges = [*_gaps(choice.messages, len(ids)), *(r for ranges in known for r in ranges or ())]
+        return _selection(ids, ranges, selection.score_ms)
+
+    def _remember(self, keys: Sequence[bytes], messages: Sequence[Range], ranges: Sequence[Range]) -> None:
+        """Keep what was chosen of each message."""
+        with self._lock:
+            for key, (a, b) in zip(keys, messages):
+                kept = [(max(a, c), min(b, d)) for c, d in ranges if c < b and d > a]
+                self._frozen[key] = tuple(kept)
                 self._frozen.move_to_end(key)
             while len(self._frozen) > FROZEN:
                 self._frozen.popitem(last=False)
-        return selection([*_gaps(long, n), *(r for ranges in kept.values() for r in ranges or ())], whole)
 
     def _offsets(self, text: str, ids: Sequence[int]) -> np.ndarray | None:
         """The byte of the text at which each token begins, and its length; None where tokens do not spell it."""
@@ -183,13 +264,24 @@ class PromptSelector:
             return None
         return np.fromiter(accumulate(map(len, pieces), initial=0), np.int64, len(ids) + 1)
 
-    def _keys(self, ids: Sequence[int], ends: Sequence[int], keep: float) -> Iterable[bytes]:
+    def _keys(self, scorer: str, keep: float, ids: Sequence[int], messages: Iterable[Range]) -> list[bytes]:
         """What a selection is remembered by: everything up to its message's end, scorer and share."""
-        hashed, at = hashlib.blake2b(f"{self._scorer.name} {keep}".encode(), digest_size=16), 0
-        for end in ends:
+        hashed, at, found = hashlib.blake2b(f"{scorer} {keep}".encode(), digest_size=16), 0, []
+        for _, end in messages:
             hashed.update(np.asarray(ids[at:end], np.int64).tobytes())
             at = end
-            yield hashed.digest()
+            found.append(hashed.digest())
+        return found
+
+
+def since(start: float) -> float:
+    """Wall milliseconds since `time.perf_counter` was `start`."""
+    return (time.perf_counter() - start) * 1e3
+
+
+def _selection(ids: Sequence[int], ranges: Iterable[Range], score_ms: float, whole: str = "") -> Selection:
+    found = tuple(merged(ranges))
+    return Selection(tuple(i for a, b in found for i in ids[a:b]), found, len(ids), score_ms, whole)
 
 
 def best_units(units: Sequence[Range], scores: np.ndarray, budget: int) -> list[Range]:

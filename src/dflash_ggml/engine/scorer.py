@@ -1,0 +1,241 @@
+"""Prompt scorer on a device: a second small model beside the target, which tells how much each token of a prompt matters.
+
+A prompt is one sequence that is prefilled in chunks, with rows of its own; there is room for one. Scratch memory is shared with
+the target's graphs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..decode.sequence import Sequence
+from ..errors import ConfigError
+from ..files.gguf import GGUFFile
+from ..files.hub import draft_rank
+from ..files.pairs import ModelName
+from ..ggml.bindings import lib
+from ..ggml.device import F16, F32, Device
+from ..ggml.store import Store, Workspace
+from ..ggml.weights import Progress, Weights
+from ..models.scorer import Memory, ScorerModel
+from ..state.kv_type import KvType
+from ..state.memory import Part, padded
+from ..state.state import state_parts
+from ..text.prompt_selection import QUESTION
+from ..text.tokenizer import Tokenizer
+from .batches import BatchSizes
+from .passes import TargetPasses
+
+LONGEST = 131_072  # tokens of a prompt that is scored
+USUAL = ModelName("Qwen3.5", "0.8B")  # what is looked for beside a target
+_ADVICE = "score prompts by words (--prompt-scorer lexical), or lower the context (-c)"
+_NAMES = {"target K/V": "scorer K/V", "recurrent state": "scorer state"}
+
+
+def scorer_beside(model: Path) -> Path | None:
+    """The file of the usual scorer in the target's folder, the best one of several; None if there is none."""
+    found = [
+        path
+        for path in model.parent.glob("*.gguf")
+        if ModelName.of(path.name) == USUAL and path != model and "mmproj" not in path.name.lower()
+    ]
+    return min(found, key=lambda path: draft_rank(path.name), default=None)
+
+
+class ScorerSource:
+    """An open scorer file, and the memory that it will take. tokenizer: None where its ids are the target's."""
+
+    def __init__(self, path: Path, keep: float, target_tokens: Items[str]) -> None:
+        """keep: the least share of a prompt that is prefilled; so much longer than the context a prompt may be.
+
+        Raises:
+            ModelFileError: A file that is damaged, or no such model.
+        """
+        self.path, self._keep = path, keep
+        self.file = GGUFFile(path)
+        self.model = ScorerModel.from_gguf(self.file)
+        tokens = self.file.metadata.get("tokenizer.ggml.tokens", ())
+        is_same = len(tokens) == len(target_tokens) and all(a == b for a, b in zip(tokens, target_tokens))
+        self.tokenizer = None if is_same else Tokenizer.from_gguf(self.file)
+        self._weights: Weights | None = None
+
+    def __str__(self) -> str:
+        what = f"block {self.model.block} of {self.path}"
+        return what if self.tokenizer is None else f"{what}, with a vocabulary of its own"
+
+    def weights(self, device: Device) -> Weights:
+        """Its weights, declared on a device; the same ones until they are closed."""
+        if self._weights is None:
+            self._weights = Weights(device, self.model.sources(self.file))
+        return self._weights
+
+    def rows(self, target_rows: int) -> int:
+        """Tokens of the longest prompt beside so many cache rows of the target's."""
+        longest = min(LONGEST, self.model.trunk.n_ctx_train)
+        return padded(min(math.ceil(target_rows / self._keep), longest) + QUESTION, 256)
+
+    def parts(self, device: Device, n_batch: int) -> list[Part]:
+        """What a `Scorer` takes, by cache rows of the target's, for the memory plan."""
+        spec, types, unit = self.model.trunk.state_spec(), kv_types(device), device.alignment
+        found = [Part("scorer weights", partial(_same, self.weights(device).wanted), _ADVICE)]
+        for part in state_parts(spec, unit, types, 0, 0, 1, n_batch):
+            if part.name in _NAMES:
+                found.append(Part(_NAMES[part.name], partial(_beside, part.nbytes, self.rows), _ADVICE))
+        element, row, columns = lib.ggml_type_size(types.k), self.model.key_row, self.model.trunk.n_embd
+        window = padded(4 * columns * (QUESTION + 1), unit)
+
+        def keys(rows: int) -> int:
+            return padded(element * row * self.rows(rows), unit) + window
+
+        return [*found, Part("scorer keys", keys, _ADVICE)]
+
+    def scratch_bytes(self, n_batch: int, target_rows: int) -> int:
+        """About the scratch memory that its passes take."""
+        return self.model.scratch_bytes(n_batch, self.rows(target_rows))
+
+    def start(
+        self,
+        device: Device,
+        workspace: Workspace,
+        target_rows: int,
+        batches: BatchSizes,
+        progress: Progress | None,
+    ) -> Scorer:
+        """Bring the weights to the device. Raises DeviceError where they do not fit."""
+        weights = self.weights(device).fill(progress, "scorer")
+        return Scorer(self, device, weights, workspace, self.rows(target_rows), batches)
+
+    def close(self) -> None:
+        """Forget what was declared."""
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
+
+
+def kv_types(device: Device) -> KvType:
+    """Types of a scorer's caches and keys: what the device is fastest with."""
+    kind = F16 if device.is_gpu else F32
+    return KvType(kind, kind)
+
+
+def _same(size: int, rows: int) -> int:
+    return size
+
+
+def _beside(nbytes: Callable[[int], int], own: Callable[[int], int], rows: int) -> int:
+    return nbytes(own(rows))
+
+
+class Scorer:
+    """Scores one prompt at a time: `begin`, `advance` until nothing is left, `masses`. For the thread that has the engine.
+
+    Attributes:
+        name: What its selections are remembered by.
+        limit: Tokens of the longest prompt, the window included.
+        tokenizer: Its own, None where its ids are the target's.
+    """
+
+    def __init__(
+        self,
+        source: ScorerSource,
+        device: Device,
+        weights: Weights,
+        workspace: Workspace,
+        n_rows: int,
+        batches: BatchSizes,
+    ) -> None:
+        self.name, self.limit, self.tokenizer = source.path.stem, n_rows, source.tokenizer
+        self._model, self._device, self._weights, self._batches = source.model, device, weights, batches
+        trunk, types, n_batch = self._model.trunk, kv_types(device), batches.most
+        self.passes = TargetPasses(
+            *(device, trunk, weights, types, n_rows, 0, 0, self._model.taps),
+            n_batch=n_batch,
+            workspace=workspace,
+        )
+        self._stores = Store(device, 1), Store(device, 1)
+        keys = self._stores[0].tensor(types.k, self._model.key_row, n_rows, name="scorer keys")
+        window = self._stores[1].tensor(F32, trunk.n_embd, QUESTION + 1, name="scorer window")
+        self._stores[0].reserve()
+        self._stores[1].allocate()
+        self._memory = Memory(keys, window)
+        self._sequence, self._ids, self._window, self._is_sound = Sequence(), list[int](), 0, True
+        self.passes.reserve(n_batch, self._append)
+        with_most = self._model.masses(device, weights, self._memory, n_rows, QUESTION)
+        with_most.place(workspace).close()
+
+    def _append(self, g: Any, x: Any, ids: Any, positions: Any, rows: Any) -> None:
+        self._model.append(g, self._weights, self._memory, x, positions)
+
+    def begin(self, ids: Items[int], window: int) -> int:
+        """Score these tokens from now on, by the queries of the last `window`.
+
+        Returns:
+            How many of them are known from the prompt before.
+
+        Raises:
+            ConfigError: More tokens than there is room for, or no window.
+        """
+        if not 0 < window <= min(QUESTION, len(ids) - 1) or len(ids) > self.limit:
+            raise ConfigError(f"prompt scorer: {len(ids)} tokens, {window} of them asking, of {self.limit}")
+        held = self._sequence.tokens
+        if not self._is_sound or len(held) > len(ids) - window or held != list(ids[: len(held)]):
+            self.passes.state.reset()
+            self._sequence.clear()
+        self._ids, self._window, self._is_sound = list(ids), window, True
+        self._memory.first = len(ids) - window
+        return len(held)
+
+    def advance(self, most: int | None = None) -> int:
+        """Run the next chunk of the prompt, of at most so many tokens; how many are left."""
+        at = self._sequence.n_tokens
+        left = len(self._ids) - at
+        n = self._batches.next(left)
+        n = n if most is None else min(n, most)
+        began, self._is_sound = time.perf_counter(), False
+        self.passes.linear(self._sequence, self._ids[at : at + n], self._append, outputs="hidden")
+        self._device.synchronize()
+        self._sequence.tokens.extend(self._ids[at : at + n])
+        self._is_sound = True
+        self._batches.took(n, time.perf_counter() - began)
+        return left - n
+
+    def masses(self) -> NDArray[np.float32]:
+        """How much of the window's attention each token before it gets, float32 [tokens - window]; sums to 1.
+
+        Not finite where the model overflows; what it kept of the prompt is forgotten then.
+        """
+        window = self._window
+        graph = self._model.masses(self._device, self._weights, self._memory, self._memory.first, window)
+        try:
+            graph.place(self.passes.workspace).run()
+            found = self._device.read(graph.outputs["mass"])
+        finally:
+            graph.close()
+        found /= window * self._model.trunk.n_heads
+        if not np.isfinite(found).all():  # later passes would multiply it by 0
+            self._is_sound = False
+            for t in (*self.passes.state.kv.wholes, self._memory.keys, self._memory.window):
+                lib.ggml_backend_tensor_memset(t, 0, 0, lib.ggml_nbytes(t))
+        return found
+
+    @property
+    def nbytes(self) -> Mapping[str, int]:
+        """Bytes by part, named as in the memory plan."""
+        own = self.passes.nbytes_on(self._device)
+        found = {name: own[of] for of, name in (("target weights", "scorer weights"), *_NAMES.items())}
+        return found | {"scorer keys": sum(store.nbytes for store in self._stores)}
+
+    def close(self) -> None:
+        """Free its memory, but for what it shares."""
+        self.passes.close()
+        for store in self._stores:
+            store.close()

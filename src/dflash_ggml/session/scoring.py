@@ -1,0 +1,127 @@
+"""Scoring of a prompt by a model, in chunks between the steps of sequences, so that the part of it to prefill can be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ContextOverflowError
+from ..text.prompt_selection import QUESTION, Choice, Range
+from ..text.tokenizer import Tokenizer
+from .events import Progress
+from .generation import Generation
+from .prompts import Prepared, Prompts
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """What a scorer is given: all tokens up to the question's end, or, where units lie behind the question, up to theirs with the
+    question once more.
+
+    Attributes:
+        ids: In the scorer's vocabulary.
+        window: The last tokens, which ask.
+        units: Where each unit lies in them.
+    """
+
+    ids: list[int]
+    window: int
+    units: list[Range]
+
+    @classmethod
+    def of(
+        cls, ids: Sequence[int], choice: Choice, target: Tokenizer, scorer: Tokenizer | None
+    ) -> ScoredText:
+        """The tokens of a prompt, or, for a scorer with a vocabulary of its own, the same bytes in that: unit by unit, so that
+        none of its tokens belongs to two."""
+        a, b = choice.question
+        end = choice.units[-1][1]
+        end = max(a, end)
+        if scorer is None:
+            return cls([*ids[:end], *ids[a:b]], b - a, list(choice.units))
+
+        def encoded(part: Range) -> list[int]:
+            # a unit may end within a character
+            spelt = b"".join(target.pieces(ids[slice(*part)])).decode("utf-8", "ignore")
+            return scorer.encode(spelt)
+
+        found: list[int] = []
+        units: list[Range] = []
+        at = 0
+        for unit in choice.units:
+            found += encoded((at, unit[0]))
+            start = len(found)
+            found += encoded(unit)
+            units.append((start, len(found)))
+            at = unit[1]
+        asked = encoded((a, b))[-QUESTION:]
+        return cls([*found, *encoded((at, end)), *asked], len(asked), units)
+
+    def scores(self, masses: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The mean mass of each unit's tokens, 0 for one that has none."""
+        total = np.concatenate([[0.0], np.cumsum(masses, dtype=np.float64)])
+        a, b = np.array(self.units).T
+        return ((total[b] - total[a]) / np.maximum(b - a, 1)).astype(np.float32)
+
+
+class Scoring(Generation):
+    """The choice of what is prefilled of a prompt: no slot, no sequence; `prepared` has it at the end.
+
+    remaining: tokens that the scorer has still to read. It holds one prompt at a time.
+    """
+
+    is_scoring = True
+
+    def __init__(
+        self, engine: Engine, prompts: Prompts, prepared: Prepared, should_stop: Callable[[], bool] | None
+    ) -> None:
+        """Raises ContextOverflowError for a prompt that is longer than the scorer has room for."""
+        assert engine.scorer is not None and prepared.choice is not None
+        self._engine, self._scorer, self._prompts, self.prepared = engine, engine.scorer, prompts, prepared
+        tokenizer = self._scorer.tokenizer
+        self._text = ScoredText.of(prepared.ids, prepared.choice, engine.tokenizer, tokenizer)
+        n, limit = len(self._text.ids), self._scorer.limit
+        if n > limit:
+            raise ContextOverflowError(
+                f"Requested tokens ({n}) exceed the {limit} that the prompt scorer reads (prompt_scorer: lexical has no limit)",
+                n,
+                limit,
+            )
+        super().__init__(self._text.ids, {"max_tokens": 0}, should_stop=should_stop)
+        self._has_begun, self._total, self._ms = False, n, 0.0
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self._has_begun and not self.ended
+
+    def start(self) -> None:
+        """Let the scorer begin; nothing remains where the choice was made meanwhile, for another request."""
+        self._has_begun = True
+        self.lap()
+        if (settled := self._prompts.settled(self.prepared)) is not None:
+            self.prepared, self.remaining = settled, 0
+            return
+        with self._engine.held():
+            known = self._scorer.begin(self._text.ids, self._text.window)
+        self.remaining = self._total = len(self._text.ids) - known
+
+    def advance(self, most: int | None) -> None:
+        """Score a chunk of at most so many tokens; behind the last one the choice is made."""
+        with self._engine.held():
+            self.remaining = self._scorer.advance(most)
+            masses = None if self.remaining else self._scorer.masses()
+        self._ms += self.lap()
+        self.events.append(Progress("score", self._total - self.remaining, self._total))
+        if masses is not None:
+            self.prepared = self._prompts.chosen(self.prepared, self._text.scores(masses), self._ms)
+
+    def finish(self, cancelled: bool = False) -> None:
+        if self.prepared.choice is not None:  # a request that ends all the same needs no good choice
+            self.prepared = self._prompts.chosen(self.prepared, None, self._ms)
