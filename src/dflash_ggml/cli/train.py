@@ -1,4 +1,4 @@
-"""`dflash-train`: a draft for a target that is there as a transformers checkpoint, from text or from what the target writes."""
+"""`dflash-train`: a draft for a target that is there as a GGUF file or a transformers checkpoint, from text or from what the target writes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,11 @@ _LOOP = """
 def build_parser() -> Parser:
     parser = Parser(prog="dflash-train", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
-    parser.add_argument("target", type=Path, help="folder of the target: config.json, safetensors, tokenizer")
+    parser.add_argument(
+        "target",
+        type=Path,
+        help="the target: its GGUF file, or a folder with config.json, safetensors, tokenizer",
+    )
     where = "where the draft and the checkpoint go"
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=where)
     kinds: dict[str, Any] = {"layers": _layers, "device": _device, "kind": {"choices": KINDS}}
@@ -124,12 +128,16 @@ def tell(line: str) -> None:
 def train(args, interrupt: Interrupt) -> bool:
     """Write text, train, check. False where it was interrupted. Raises DflashError, OSError."""
     path = args.target / "config.json"
+    if args.kind == "mtp" and args.target.suffix == ".gguf":
+        raise ConfigError("--kind mtp needs the transformers checkpoint, a GGUF file is not enough")
     if args.kind == "mtp" and path.exists():
         check_head(read_json(path), path)
     check_text(args)
     try:
         import torch
-        import transformers  # noqa: F401
+
+        if args.target.suffix != ".gguf":
+            import transformers  # noqa: F401
     except ImportError as lack:
         raise ConfigError(f"the package {lack.name} is missing: pip install 'dflash-ggml[train]'") from None
     try:
@@ -147,7 +155,7 @@ def _train(args, interrupt: Interrupt) -> bool:
     from ..train.head_net import HeadNet
     from ..train.loop import Trainer
     from ..train.publish import start_from
-    from ..train.target import TargetModel
+    from ..train.target import open_target
 
     run = _run(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -158,7 +166,7 @@ def _train(args, interrupt: Interrupt) -> bool:
         torch.cuda.set_device(device)
     torch.manual_seed(run.seed)
     torch.set_float32_matmul_precision("high")
-    target = TargetModel(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    target = open_target(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)
     shape = _shape(args, target)
     check(shape, run, target.sizes)
     is_head = shape.kind == "mtp"
@@ -184,10 +192,7 @@ def _train(args, interrupt: Interrupt) -> bool:
     if not done:
         tell(f"saved at step {trainer.step}; --resume goes on")
         return False
-    found = trainer.check()
-    depths = " ".join(f"{share:.2f}" for share in found.right)
-    chain = f"a chain has {found.accepted:.2f} tokens a step accepted, {found.blocks} blocks"
-    tell(f"held-out rows: {chain}; right by depth: {depths}")
+    tell(str(trainer.check()))
     tell(_next(args, shape))
     return True
 

@@ -32,6 +32,11 @@ class Checked:
     right: list[float]
     blocks: int
 
+    def __str__(self) -> str:
+        depths = " ".join(f"{share:.2f}" for share in self.right)
+        chain = f"a chain has {self.accepted:.2f} tokens a step accepted, {self.blocks} blocks"
+        return f"held-out rows: {chain}; right by depth: {depths}"
+
 
 class Features:
     """The target's features of all rows, kept on the device as far as there is room for them; else computed each time."""
@@ -196,6 +201,7 @@ class Trainer:
             if now - saved >= 60 * self.run.save_minutes:
                 self._mean(losses)
                 self.save()
+                told(f"step {self.step}: {self.check()}")
                 saved = now
         if losses:
             told(self._line(self._mean(losses), (self.step - first) / (now - began)))

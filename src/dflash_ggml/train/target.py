@@ -21,6 +21,15 @@ from .recipe import TargetSizes
 Told = Callable[[str], None]
 
 
+def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
+    """The target of a GGUF file, or of a folder with a transformers checkpoint."""
+    if path.suffix == ".gguf":
+        from .gguf_target import GGUFTarget
+
+        return GGUFTarget(path, device, dtype)
+    return TargetModel(path, device, dtype)
+
+
 class TargetModel:
     """A transformers checkpoint, its weights frozen. Raises ModelFileError for a folder that holds none."""
 
@@ -98,6 +107,14 @@ class TargetModel:
                 hook.remove()
         return torch.cat([found[i] for i in taps], -1) if taps else last
 
+    def step(self, ids: Tensor, cache: Any, length: int) -> tuple[Tensor, Any]:
+        """Logits [B, V] behind ids [B, T], which follow what the cache has, and the cache; None before the first ones.
+
+        length: tokens that a row will have at most.
+        """
+        out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1], out.past_key_values
+
     @torch.no_grad()
     def write(
         self,
@@ -146,9 +163,8 @@ class TargetModel:
         given, cache, began = known[:, :first], None, time.monotonic()
         said = began
         for at in range(first, length):
-            out = self.model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = out.past_key_values
-            logits = out.logits[:, -1].float()
+            logits, cache = self.step(given, cache, length)
+            logits = logits.float()
             noise = -torch.empty_like(logits).exponential_(generator=generator).log()
             token = torch.where(known[:, at] >= 0, known[:, at], (logits + heat * noise).argmax(-1))
             ids[:, at] = token
