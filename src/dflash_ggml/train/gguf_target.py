@@ -21,8 +21,18 @@ from .recipe import TargetSizes
 from .target import TargetModel
 
 ARCHITECTURES = ("llama", "qwen3")
-_PARTS = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down".split()
-_OPTIONAL = "attn_q.bias attn_k.bias attn_v.bias attn_q_norm.weight attn_k_norm.weight".split()
+_PARTS = [
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+]
+_OPTIONAL = ["attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_q_norm.weight", "attn_k_norm.weight"]
 _CONTROL = 3  # a token's type
 
 
@@ -120,7 +130,7 @@ class GGUFTarget(TargetModel):
             )
 
     @cached_property
-    def tokenizer(self) -> Any:  # type: ignore[override]
+    def tokenizer(self) -> Any:
         from ..files.gguf import GGUFFile
         from ..text.tokenizer import Tokenizer
 
