@@ -1,4 +1,4 @@
-"""`dflash-train`: a draft for a target given as GGUF file or transformers checkpoint, from text or from what the target writes."""
+"""`dflash-train`: a draft for a target given as GGUF or transformers checkpoint, from text or from what the target writes."""
 
 from __future__ import annotations
 
