@@ -299,24 +299,11 @@ def main() -> None:
                 "passes": rows,
                 "stock_products_ms": stock,
                 "memory": engine.nbytes,
-                "tree_bytes_per_node": tree_bytes(engine),
                 "synthetic_acceptance": length,
                 "loops": loops,
                 "graph_runs": graphs,
             },
         )
-
-
-def tree_bytes(engine: Engine) -> dict[str, float]:
-    """Bytes per tree node over all layers, as allocated; none for a target without recurrent layers."""
-    state, w = engine.passes.state, engine.passes.max_width
-    parts = {"factors u|k|G": state.all_factors, "conv inputs": state.conv_inputs}
-    found = {name: 4 * t.ne[0] * t.ne[2] for name, t in parts.items() if t is not None}
-    for name, size in found.items():
-        print(
-            f"  tree: {name:<14} {size / 1e6:.3f} MB per node over all layers ({size * w / 1e6:.1f} MB for {w})"
-        )
-    return found
 
 
 if __name__ == "__main__":
