@@ -12,5 +12,6 @@ set_target_properties(dflash_cuda_driver PROPERTIES
 target_link_libraries(dflash_cuda_driver PUBLIC ${CMAKE_DL_LIBS})
 target_link_libraries(CUDA::cuda_driver INTERFACE dflash_cuda_driver)
 
-# the toolkit's libraries are looked for where they were at build time, then in NVIDIA's Python packages
-set(DFLASH_RPATH "$ORIGIN/../../nvidia/cu13/lib;$ORIGIN/../../nvidia/cublas/lib;$ORIGIN/../../nvidia/cuda_runtime/lib")
+# the toolkit's libraries are looked for where they were at build time, then in NVIDIA's Python packages, which lie beside ours:
+# seen from the binding's folder, and from that of the package dflash-ggml-cu13 within it
+set(DFLASH_RPATH "$ORIGIN/../../../nvidia/cu13/lib;$ORIGIN/../../../../nvidia/cu13/lib")

@@ -17,14 +17,15 @@ import pytest
 pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.ggml.bindings import _bindings
-from dflash_ggml.ggml.bindings.variants import VARIANTS, best_variant, cpu_flags
+from dflash_ggml.ggml.bindings.variants import CUDA, VARIANTS, best_variant, cpu_flags
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "dflash_ggml/ggml/bindings"
 AVX2 = frozenset(["sse4_2", "avx", "avx2", "bmi2", "fma", "f16c"])
 
 
 def wheel_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("wheel_variants", ROOT / "tools" / "wheel_variants.py")
+    spec = importlib.util.spec_from_file_location("wheels", ROOT / "tools" / "wheels.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -48,6 +49,9 @@ def test_the_best_that_a_cpu_can_run_is_chosen(tmp_path: Path) -> None:
         assert (found and found.parent.name) == expected
     for flag in avx512:
         assert best_variant(tmp_path, (AVX2 | amx) - {flag}) is None
+    (tmp_path / CUDA).mkdir()
+    (tmp_path / CUDA / "_bindings.abi3.so").touch()
+    assert best_variant(tmp_path, AVX2 | amx) == tmp_path / CUDA / "_bindings.abi3.so"
 
 
 def test_flags_are_those_of_the_kernel(tmp_path: Path) -> None:
@@ -60,22 +64,61 @@ def test_flags_are_those_of_the_kernel(tmp_path: Path) -> None:
     assert cpu_flags(str(path)) == cpu_flags(str(tmp_path / "none")) == frozenset()
 
 
-def test_a_merged_wheel_has_all_of_them_and_a_record_that_fits(tmp_path: Path) -> None:
-    folder = "dflash_ggml/ggml/bindings"
-    wheel = tmp_path / "dflash_ggml-0.1.0-cp310-abi3-linux_x86_64.whl"
+def portable_wheel(folder: Path, binding: bytes) -> Path:
+    wheel = folder / "dflash_ggml-1.2.3-cp310-abi3-linux_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(f"{folder}/_bindings.abi3.so", b"avx2")
-        archive.writestr(f"{folder}/_bindings.pyi", b"")
-        archive.writestr("dflash_ggml-0.1.0.dist-info/RECORD", f"{folder}/_bindings.abi3.so,,\n")
-    out = wheel_tool().merge(wheel, {name: name.encode() for name in VARIANTS}, tmp_path / "dist")
+        archive.writestr(f"{FOLDER}/_bindings.abi3.so", binding)
+        archive.writestr(f"{FOLDER}/_bindings.pyi", b"")
+        archive.writestr("dflash_ggml-1.2.3.dist-info/WHEEL", b"Wheel-Version: 1.0\n")
+        archive.writestr("dflash_ggml-1.2.3.dist-info/RECORD", f"{FOLDER}/_bindings.abi3.so,,\n")
+    return wheel
+
+
+def check_record(wheel: zipfile.ZipFile) -> None:
+    """Every file is in the record, which comes last, and those with a digest have it."""
+    record = wheel.namelist()[-1]
+    lines = [line.split(",") for line in wheel.read(record).decode().splitlines()]
+    assert record.endswith(".dist-info/RECORD") and lines[-1] == [record, "", ""]
+    assert len(lines) == len({path for path, _, _ in lines})
+    for path, digest, size in lines:
+        if digest:
+            data = wheel.read(path)
+            found = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            assert (digest, size) == (f"sha256={found}", str(len(data)))
+
+
+def test_a_merged_wheel_has_all_of_them_and_a_record_that_fits(tmp_path: Path) -> None:
+    found = {name: name.encode() for name in VARIANTS}
+    out = wheel_tool().merge(portable_wheel(tmp_path, b"avx2"), found, tmp_path / "dist")
     with zipfile.ZipFile(out) as archive:
-        record = archive.read("dflash_ggml-0.1.0.dist-info/RECORD").decode().splitlines()
-        assert archive.namelist()[-1].endswith("RECORD") and len(archive.namelist()) == 3 + len(VARIANTS)
+        check_record(archive)
+        assert len(archive.namelist()) == 4 + len(VARIANTS)
         for name in VARIANTS:
-            path = f"{folder}/{name}/_bindings.abi3.so"
-            assert archive.read(path) == name.encode()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(name.encode()).digest()).rstrip(b"=").decode()
-            assert f"{path},sha256={digest},{len(name)}" in record
+            assert archive.read(f"{FOLDER}/{name}/_bindings.abi3.so") == name.encode()
+
+
+def test_the_package_for_cuda_has_the_binding_alone(tmp_path: Path) -> None:
+    tool = wheel_tool()
+    with pytest.raises(SystemExit, match="GGML_CUDA=ON"):
+        tool.cuda_package(portable_wheel(tmp_path, b"a build for the CPU"), tmp_path)
+    out = tool.cuda_package(portable_wheel(tmp_path, b"needs libcublas.so.13"), tmp_path)
+    assert out.name == "dflash_ggml_cu13-1.2.3-cp310-abi3-linux_x86_64.whl"
+    with zipfile.ZipFile(out) as archive:
+        check_record(archive)
+        info = "dflash_ggml_cu13-1.2.3.dist-info"
+        binding = f"{FOLDER}/{CUDA}/_bindings.abi3.so"
+        assert set(archive.namelist()) == {binding, *(f"{info}/{n}" for n in ("METADATA", "WHEEL", "RECORD"))}
+        about = archive.read(f"{info}/METADATA").decode().splitlines()
+        assert "Name: dflash-ggml-cu13" in about and "Requires-Dist: dflash-ggml==1.2.3" in about
+
+
+def test_pages_of_an_index_name_what_lies_there(tmp_path: Path) -> None:
+    wheel = portable_wheel(tmp_path, b"")
+    wheel_tool().index(tmp_path)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert 'href="dflash-ggml/"' in (tmp_path / "simple" / "index.html").read_text()
+    page = (tmp_path / "simple" / "dflash-ggml" / "index.html").read_text()
+    assert f'href="../../{wheel.name}#sha256={digest}"' in page
 
 
 def test_a_variant_is_loaded_in_place_of_the_one_beside_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
+CUDA = "cu13"  # folder that the package dflash-ggml-cu13 fills: used before all others
 # best first: folder of the wheel, what a CPU must have (names of /proc/cpuinfo), and what ggml is built with beyond AVX2
 VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "amx": (
@@ -48,7 +49,10 @@ def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
     """The binding of the best variant that is there and that a CPU can run; None: the one beside this file."""
     has = frozenset(flags)
-    for name, (needed, _) in VARIANTS.items():
+    for name, needed in {
+        CUDA: frozenset(),
+        **{name: needed for name, (needed, _) in VARIANTS.items()},
+    }.items():
         found = sorted((folder / name).glob("_bindings.*"))
         if found and needed <= has:
             return found[0]
@@ -58,7 +62,7 @@ def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
 def load_variant(package: str, flags: Iterable[str] | None = None) -> ModuleType | None:
     """Load the best variant as the module `_bindings` of the package; None where there is none to choose from."""
     folder = Path(__file__).parent
-    if not any((folder / name).is_dir() for name in VARIANTS):
+    if not any((folder / name).is_dir() for name in (CUDA, *VARIANTS)):
         return None
     path = best_variant(folder, cpu_flags() if flags is None else flags)
     if path is None:
