@@ -234,8 +234,9 @@ class Split:
         self._is_copying, self._brings = [True] * n, [False] * n
 
     def owner(self, i: int) -> Device | None:
-        """Who computes node `i`; None for a crossing."""
-        if key(lib.ggml_graph_node(self._cgraph, i)) in self._crossings:
+        """Who computes node `i`; None for a crossing, and for a view, which nobody computes and which may lie elsewhere."""
+        node = lib.ggml_graph_node(self._cgraph, i)
+        if key(node) in self._crossings or ffi.string(lib.ggml_op_desc(node)).decode() in _NO_WORK:
             return None
         return self.device.sides[self.sides[i]]
 
