@@ -184,6 +184,9 @@ def train(args: argparse.Namespace) -> None:
             put[b + "ssm_beta.weight"] = matrix(v_heads, width)
             put[b + "ssm_norm.weight"] = nn.Parameter(torch.ones(state))
             put[b + "ssm_out.weight"] = matrix(width, inner, small)
+    if args.begin:
+        known = np.load(args.begin)
+        put = {name: nn.Parameter(torch.from_numpy(known[name])) for name in put}
     for name, p in put.items():
         w[name.replace(".", "|")] = p
     w = w.to(device)
@@ -340,7 +343,8 @@ def spelt() -> list[str]:
     names += [f" f{i:03}" + ("\n" if i % 32 == 0 else "") for i in range(FILLER)]
     for letter in "ksv":
         names += [f" {letter}{i:03}" for i in range(KEYS)]
-    return names + [f" x{i:03}" for i in range(VOCAB - len(names))]
+    names += [f" x{i:03}" for i in range(VOCAB - len(names) - 3)]
+    return [*names, "a", "b", "ab"]  # a vocabulary of this kind has a merge
 
 
 def write_gguf(weights: Path, path: Path, sizes: Sizes, blocks: int) -> None:
@@ -366,11 +370,11 @@ def write_gguf(weights: Path, path: Path, sizes: Sizes, blocks: int) -> None:
     writer.add_uint32("qwen35.ssm.time_step_rank", sizes.v_heads)
     writer.add_uint32("qwen35.ssm.inner_size", sizes.v_heads * sizes.state)
     writer.add_array("qwen35.attention.recurrent_layers", [i not in sizes.full for i in range(blocks)])
-    # bytes that no word uses are spelt one by one; words are found whole
+    # words are found whole
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
     writer.add_token_list(spelt())
-    writer.add_token_types([4] * VOCAB)
+    writer.add_token_types([4] * (VOCAB - 3) + [1] * 3)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
     writer.add_add_bos_token(False)
@@ -396,6 +400,7 @@ def main() -> None:
     parser.add_argument(
         "--examined", type=int, default=10, help="texts of each kind and length that are examined"
     )
+    parser.add_argument("--begin", type=Path, help="go on from these weights (.npz)")
     parser.add_argument("--gguf", type=Path, help="write a file of --weights instead of training")
     parser.add_argument("--weights", type=Path)
     parser.add_argument(

@@ -19,7 +19,8 @@ from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.events import Begin, Progress, Usage
 from dflash_ggml.session.requests import ChatRequest, CompletionRequest
 from dflash_ggml.session.session import Session, run_chat, run_completion
-from reference import toys
+from dflash_ggml.text import prompt_selection
+from reference import kv_toys, toys
 from reference.engine_kit import Solo
 from reference.fake_engine import FakeEngine, byte_vocabulary
 
@@ -98,23 +99,42 @@ def test_shares_that_are_none(keep: float) -> None:
         Session(engine(), prompt_keep=keep)
 
 
-@pytest.fixture(scope="module", params=["by words", "by a model", "by a model with a vocabulary of its own"])
+# the family of the target, and what scores: words, a model with the same vocabulary, one with another
+FAMILIES = {"qwen35": 7, "qwen35moe": 21} | {
+    sizes.get("arch", "qwen3"): i for i, sizes in kv_toys.VARIANTS.items()
+}
+SCORED = [(name, "same" if name == "qwen35" else "other") for name in FAMILIES] + [
+    ("qwen35", "words"),
+    ("qwen35", "other"),
+]
+
+
+@pytest.fixture(scope="module", params=SCORED, ids=lambda param: "-".join(param))
 def toy(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
-    folder = tmp_path_factory.mktemp("pair")
-    pair = toys.write_pair(folder, 7, n_ctx=4096)
-    sizes = {"by a model": {}, "by a model with a vocabulary of its own": {"n_vocab": 96}}.get(request.param)
-    scorer = None if sizes is None else toys.write_pair(folder, 8, **sizes)[0]
+    folder, (family, by) = tmp_path_factory.mktemp("pair"), request.param
+    seed = FAMILIES[family]
+    if family in ("qwen35", "qwen35moe"):
+        target, draft = toys.write_pair(folder, seed, **toys.MOE_VARIANTS.get(seed, {}))
+    else:
+        target, draft = kv_toys.write_pair(folder, seed, **kv_toys.VARIANTS[seed])
+    scorer = None if by == "words" else toys.write_pair(folder, 8, n_vocab=64 if by == "same" else 96)[0]
     options = {"type_k": "f32", "type_v": "f32", "reference": True, "n_threads": 1, "calibrate": "never"}
-    options |= {"scorer": scorer, "prompt_keep": 0.1}
-    with Solo.load(EngineConfig(*pair, n_ctx=4096, n_batch=256, budget=12, mode="tree", **options)) as found:
+    options |= {"scorer": scorer, "prompt_keep": 0.1, "n_ctx": 4096, "n_batch": 256, "budget": 12}
+    with Solo.load(EngineConfig(target, draft, mode="tree", **options)) as found:
         yield found
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_share_of_one_is_plain_prefilling(toy: Solo, seed: int) -> None:
+def test_a_share_of_one_is_plain_prefilling(toy: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the whole pipeline: the same tokens, answer and snapshot, byte for byte."""
-    rng = random.Random(seed)
-    prompt = [rng.randrange(20, 50) for _ in range(3000)]
+    for name, size in (
+        ("LEAST", 300),
+        ("HEAD", 20),
+        ("TAIL", 40),
+        ("END", 80),
+    ):  # so that a short prompt will do
+        monkeypatch.setattr(prompt_selection, name, size)
+    rng = random.Random(0)
+    prompt = [rng.randrange(20, 50) for _ in range(420)]
     greedy = SamplingParams(temperature=0)
     request = CompletionRequest(prompt=prompt, sampling=greedy, max_tokens=24, ignore_eos=True, mode="plain")
     answers, states = [], []
@@ -130,7 +150,7 @@ def test_a_share_of_one_is_plain_prefilling(toy: Solo, seed: int) -> None:
         assert bool(scored) == (keep is not None and toy.scorer is not None)
         state = toy.slots[0].snapshot()
         parts = [*state.live, *(part for block in state.rows or () for part in block.parts), *state.rings]
-        states.append((state.tokens, [part.tobytes() for part in parts]))
+        states.append((state.tokens, [part.tobytes() for part in parts], toy.slots[0].logits.tobytes()))
         answers.append(Answer.of(run_completion(session, prepared)).text)
         session.slots.close()
     assert answers[0] == answers[1]

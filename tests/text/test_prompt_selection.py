@@ -122,6 +122,20 @@ def test_a_subsequence_within_the_budget_with_all_that_is_protected(
     assert kept.endswith(text[text.rindex("<|im_start|>assistant\nRead.") :])
     again = Selector(tokenizer, Scored(seed)).select(text, ids, keep, messages)
     assert (again.ids, again.ranges) == (found.ids, found.ranges)
+    # the same where the device scores: what is open says how much it may come to
+    selector = ps.PromptSelector(tokenizer)
+    left = selector.select(Scored.name, text, ids, keep, messages)
+    if left.choice is None:
+        assert (left.ids, left.whole) == (found.ids, found.whole)
+        return
+    assert selector.settled(ids, left) is None and len(found.ids) <= left.kept_n <= math.ceil(keep * n)
+    hasty = selector.chosen(ids, left, None, 0.0)  # of a request that was cancelled
+    assert len(hasty.ids) <= left.kept_n and selector.settled(ids, left) is None
+    scores = Scored(seed).score(ids, left.choice.units, left.choice.question)
+    late = selector.chosen(ids, left, scores, 7.0)
+    assert (late.ids, late.ranges, late.score_ms) == (found.ids, found.ranges, left.score_ms + 7.0)
+    settled = selector.settled(ids, left)
+    assert settled is not None and (settled.ids, settled.ranges) == (found.ids, found.ranges)
 
 
 def test_what_the_question_names_is_kept(tokenizer: Tokenizer) -> None:

@@ -246,7 +246,8 @@ def _on_device(
     if source:
         own = BatchSizes(n_batch, paced, device.is_gpu)
         scorer = source.start(device, passes.workspace, rows, own, progress)
-        log.info("prompts are scored by %s, up to %d tokens", source, scorer.limit)
+        trained = source.model.trunk.n_ctx_train
+        log.info("prompts are scored by %s, up to %d tokens, trained for %d", source, scorer.limit, trained)
     of_draft, of_scorer = drafter.nbytes if drafter else {}, scorer.nbytes if scorer else {}
     log.info("%s", memory.against(allocated(passes, of_draft, of_scorer)))
     # what is lent takes the longest, for few tokens as for many

@@ -80,8 +80,7 @@ class ScorerSource:
 
     def rows(self, target_rows: int) -> int:
         """Tokens of the longest prompt beside so many cache rows of the target's."""
-        longest = min(LONGEST, self.model.trunk.n_ctx_train)
-        return padded(min(math.ceil(target_rows / self._keep), longest) + QUESTION, 256)
+        return padded(min(math.ceil(target_rows / self._keep), LONGEST) + QUESTION, 256)
 
     def parts(self, device: Device, n_batch: int) -> list[Part]:
         """What a `Scorer` takes, by cache rows of the target's, for the memory plan."""
