@@ -51,7 +51,9 @@ def scaled(length: int) -> None:
     selection.UNIT = (min(max(length // 256, 16), 64), min(max(length // 32, 64), 512))
 
 
-def cases(kind: int, length: int, n: int, seed: int) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
+def cases(
+    kind: int, length: int, n: int, seed: int
+) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
     """Text, question and answer as tokens, and where in the text the facts lie that it takes."""
     rng, filler = np.random.default_rng((seed, kind, length)), toy.tape(1 << 18, 99)
     for _ in range(n):
@@ -73,8 +75,10 @@ def finished(session: Session, prepared: Prepared) -> Prepared:
             return end.value
 
 
-def examine(engine: Engine, kind: int, length: int, n: int, keep: float, seed: int) -> dict[str, dict[str, float]]:
-    """By setting: the part of questions whose facts are all kept, of answers that are right, tokens read, milliseconds of choosing."""
+def examine(
+    engine: Engine, kind: int, length: int, n: int, keep: float, seed: int
+) -> dict[str, dict[str, float]]:
+    """By setting: questions all of whose facts are kept, right answers, tokens read, milliseconds of choosing."""
     session, sums = Session(engine, cache_bytes=0, prompt_keep=keep), defaultdict[str, list](list)
     spelt, slot = toy.spelt(), engine.open()
     chance, by_itself = ByChance(seed), selection.PromptSelector(engine.tokenizer)
@@ -83,7 +87,9 @@ def examine(engine: Engine, kind: int, length: int, n: int, keep: float, seed: i
         messages = [{"role": "user", "content": content} for content in said]
         request = ChatRequest(messages=messages, prompt_keep=keep)
         whole = session.prompts.make(replace(request, prompt_keep=None))
-        first = next(i for i in range(4) if list(whole.ids[i : i + 64]) == text[1:65]) - 1  # a space is cut off
+        first = (
+            next(i for i in range(4) if list(whole.ids[i : i + 64]) == text[1:65]) - 1
+        )  # a space is cut off
         kept = {
             "exact": replace(whole, selection=None),
             "lexical": session.prompts.make(replace(request, prompt_scorer="lexical")),
@@ -95,9 +101,7 @@ def examine(engine: Engine, kind: int, length: int, n: int, keep: float, seed: i
             chosen = prepared.selection
             ranges = ((0, len(whole.ids)),) if chosen is None else chosen.ranges
             assert chosen is None or not chosen.whole, chosen.whole
-            inside = [
-                any(a <= first + p and first + p + toy.NEEDLE <= b for a, b in ranges) for p in places
-            ]
+            inside = [any(a <= first + p and first + p + toy.NEEDLE <= b for a, b in ranges) for p in places]
             slot.reset()
             slot.prefill(prepared.ids)
             said_n = 0
