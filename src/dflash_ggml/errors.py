@@ -40,6 +40,6 @@ def as_exception(error: BaseException) -> Exception:
     """An error to tell to who asked: what is no Exception, as the panic of a library, becomes a DflashError."""
     if isinstance(error, Exception):
         return error
-    told = DflashError(f"{type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    wrapped = DflashError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dflash_ggml.decode.recommended import recommended, told
+from dflash_ggml.decode.recommended import described, recommended
 
 
 def test_published_keys() -> None:
@@ -22,7 +22,7 @@ def test_published_keys() -> None:
     )
     assert found == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repeat_penalty": 1.0}
     assert isinstance(found["repeat_penalty"], float)
-    assert told(found) == "temperature 0.6, top_k 20, top_p 0.95, repeat_penalty 1"
+    assert described(found) == "temperature 0.6, top_k 20, top_p 0.95, repeat_penalty 1"
     assert recommended({}) == {}
 
 

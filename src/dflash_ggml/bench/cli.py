@@ -342,8 +342,8 @@ def run_perplexity(args: argparse.Namespace, size: Size) -> int:
                 kv = str(engine.passes.state.kv.type)
                 bench.progress.begin(f"perplexity, {kv}", len(windows))
 
-                def at(done: int, told: Progress = bench.progress) -> None:
-                    told.at(done, "")
+                def at(done: int, progress: Progress = bench.progress) -> None:
+                    progress.at(done, "")
                     if interrupt.asked:
                         raise Interrupted
 

@@ -92,13 +92,13 @@ def worst(texts: Sequence[Text]) -> Worst | None:
 
 
 def verdict(texts: Sequence[Text], row: Row) -> str:
-    """What is to be said of auto's row of `compared`."""
-    said, found = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}", worst(texts)
+    """The note on auto's row of `compared`."""
+    note, found = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}", worst(texts)
     if found is not None:
-        said += f"; {found}"
+        note += f"; {found}"
     widths = all_widths(text for text in texts if text.setting == "auto")
     used = ", ".join(f"{n or 'plain'}: {steps}" for n, steps in sorted(widths.items()))
-    return f"{said}; passes by nodes: {used}."
+    return f"{note}; passes by nodes: {used}."
 
 
 def never_slower_jobs(bench: Bench) -> list[Job]:

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 GPU_FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,memory.total"
 
 
-def _said(*command: str) -> str | None:
+def _output(*command: str) -> str | None:
     """Standard output of a command, None when it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -29,12 +29,12 @@ def _said(*command: str) -> str | None:
 def commit() -> str:
     """The checkout's commit, with "+" when files differ from it; "unknown" for a package outside its checkout."""
     git = ("git", "-C", str(PACKAGE))
-    top = _said(*git, "rev-parse", "--show-toplevel")
+    top = _output(*git, "rev-parse", "--show-toplevel")
     # a package in somebody else's checkout, say in a virtual environment there, is not that commit
     if top is None or Path(top, "src", "dflash_ggml").resolve() != PACKAGE:
         return "unknown"
-    head = _said(*git, "rev-parse", "--short=12", "HEAD")
-    dirty = _said(*git, "status", "--porcelain", "-uno")
+    head = _output(*git, "rev-parse", "--short=12", "HEAD")
+    dirty = _output(*git, "status", "--porcelain", "-uno")
     return "unknown" if head is None else head + ("+" if dirty else "")
 
 
@@ -56,8 +56,8 @@ def cpu_name() -> str:
 
 def gpu_facts() -> dict[str, str]:
     """Name, driver, clocks and power limit of the first GPU, as nvidia-smi tells them; empty without one."""
-    said = _said("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
-    return dict(zip(GPU_FIELDS.split(","), said.splitlines()[0].split(", "))) if said else {}
+    line = _output("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
+    return dict(zip(GPU_FIELDS.split(","), line.splitlines()[0].split(", "))) if line else {}
 
 
 def load_average() -> float:
@@ -69,11 +69,11 @@ def header(secrets: Sequence[str] = (), **more: object) -> dict[str, object]:
     """Facts for a result file; folders, which say who ran it where, and the secrets are left out of its command."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     for secret in secrets:
-        told = {
+        renamed = {
             secret: "...",
             **{w: w.removesuffix(secret) + "..." for w in words if w.endswith(f"={secret}")},
         }
-        words = [told.get(word, word) for word in words]
+        words = [renamed.get(word, word) for word in words]
     words = [re.sub(r"(^|=)/(?:.*/)?(?=[^/])", r"\1", word) for word in words]
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -216,7 +216,7 @@ def ratios(texts: Iterable[Text], base: Iterable[Text]) -> dict[str, Any] | None
 def by_prompt(
     texts: Iterable[Text], of_rounds: Callable[[Sequence[float]], float] = statistics.fmean
 ) -> dict[str, float]:
-    """Tokens per second of each prompt, the mean of its rounds unless told otherwise."""
+    """Tokens per second of each prompt, the mean of its rounds by default."""
     found: dict[str, list[float]] = {}
     for text in texts:
         if text.per_second is not None:

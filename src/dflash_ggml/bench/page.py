@@ -21,7 +21,7 @@ th{font-weight:600}.n{text-align:right}.facts td{white-space:normal}
 
 
 def html(facts: Sequence[tuple[str, str]], sections: Sequence[Section], state: str) -> str:
-    """The page. state: what is to be said before anything else, such as that the run was cut short."""
+    """The page. state: the first line, such as that the run was cut short."""
     pictures = [svg(plot) for section in sections for plot in section.plots]
     parts = ["<h1>dflash-bench</h1>", f'<p class="warn">{escape(state)}</p>' if state else ""]
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts)

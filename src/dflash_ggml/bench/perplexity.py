@@ -79,8 +79,8 @@ def read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"perplexity: can't read {file}: {said}") from None
+        problem = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"perplexity: can't read {file}: {problem}") from None
 
 
 def windows_of(ids: Sequence[int], window: int, limit: int | None) -> list[Sequence[int]]:
@@ -96,7 +96,7 @@ def windows_of(ids: Sequence[int], window: int, limit: int | None) -> list[Seque
 def score(
     slot: Slot, windows: Sequence[Sequence[int]], begin: int | None, at: Callable[[int], None]
 ) -> Score:
-    """Score windows of equal length. begin: the token in place of the first of each. at: told how many are done, and free to
+    """Score windows of equal length. begin: the token in place of the first of each. at: called with how many are done; may
     raise."""
     found, window = Score(), len(windows[0])
     rows = max(1, min(256, _LOGITS_BYTES // (4 * slot.n_vocab)))

@@ -155,11 +155,11 @@ def gallery(facts: Sequence[tuple[str, str]], pictures: Sequence[str]) -> str:
     style = f":root{{{css(False)}}}@media(prefers-color-scheme:dark){{:root{{{css(True)}}}}}"
     about = escape("\n".join(f"{name}: {value}" for name, value in facts))
     shown = dict(facts)
-    said = "; ".join(shown[name] for name in ("pair", "device", "dflash-ggml") if name in shown)
+    caption = "; ".join(shown[name] for name in ("pair", "device", "dflash-ggml") if name in shown)
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'viewBox="0 0 {whole[0]} {whole[1]}"><desc>{about}</desc><style>{style}</style>'
         f'<rect width="100%" height="100%" style="fill:var(--paper)"/>{"".join(parts)}'
         f'<text x="{2 * gap}" y="{whole[1] - gap}" style="font:10px system-ui,sans-serif;fill:var(--grey)">'
-        f"{escape(said)}</text></svg>\n"
+        f"{escape(caption)}</text></svg>\n"
     )

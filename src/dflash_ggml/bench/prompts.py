@@ -53,12 +53,12 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
         data = file.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        said = "its gzip data is damaged"
+        problem = "its gzip data is damaged"
         if isinstance(error, UnicodeDecodeError):
-            said = "it is not UTF-8 text"
+            problem = "it is not UTF-8 text"
         elif isinstance(error, OSError) and error.strerror:
-            said = error.strerror
-        raise ConfigError(f"--prompts: can't read {file}: {said}") from None
+            problem = error.strerror
+        raise ConfigError(f"--prompts: can't read {file}: {problem}") from None
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
@@ -66,8 +66,8 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            said = "not JSON; a JSON object per line is expected"
-            raise ConfigError(f"--prompts: {file}, line {number}: {said}") from None
+            problem = "not JSON; a JSON object per line is expected"
+            raise ConfigError(f"--prompts: {file}, line {number}: {problem}") from None
         prompt = _prompt(row, style, file, number) if isinstance(row, Mapping) else None
         if prompt is None:
             raise ConfigError(f"--prompts: {file}, line {number}: no text in prompt, question or problem")

@@ -74,15 +74,15 @@ def loops_note(texts: Sequence[Text]) -> list[str]:
     """A warning when texts repeat themselves."""
     ours = [text for text in texts if text.steps]
     looping = sum(text.repeats for text in ours)
-    said = f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."
-    return [said] if looping else []
+    note = f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."
+    return [note] if looping else []
 
 
 def cache_note(texts: Sequence[Text]) -> list[str]:
     """What is left out because a server knew its prompt already."""
     cached = sum(text.n > 0 and text.fresh_ttft_ms is None for text in texts)
-    said = f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."
-    return [said] if cached else []
+    note = f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."
+    return [note] if cached else []
 
 
 def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:

@@ -21,7 +21,7 @@ WARM_UP = 24  # tokens of a text that is not counted: graphs are built, caches a
 
 
 class Progress(Protocol):
-    """Who is told how far a suite is."""
+    """Receiver of a suite's progress."""
 
     def begin(self, name: str, total: int) -> None:
         """A suite of `total` texts begins."""

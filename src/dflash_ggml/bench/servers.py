@@ -57,13 +57,13 @@ class Server:
         except (OSError, http.client.HTTPException) as error:
             raise self._error("/v1/models", _reason(error)) from None
         except (ValueError, KeyError, IndexError, TypeError):
-            said = "names no model; is this an OpenAI-compatible server?"
-            raise self._error("/v1/models", said) from None
+            problem = "names no model; is this an OpenAI-compatible server?"
+            raise self._error("/v1/models", problem) from None
         finally:
             connection.close()
 
-    def _error(self, path: str, said: str) -> ServerError:
-        return ServerError(f"{self._at}{path}: {said}")
+    def _error(self, path: str, problem: str) -> ServerError:
+        return ServerError(f"{self._at}{path}: {problem}")
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
@@ -71,8 +71,8 @@ class Server:
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
-            said = f"no connection: {_reason(error)}; is the server running?"
-            raise ServerError(f"{self.url}: {said}") from None
+            problem = f"no connection: {_reason(error)}; is the server running?"
+            raise ServerError(f"{self.url}: {problem}") from None
         connection.sock.settimeout(SILENCE_SECONDS)
         return connection
 
@@ -88,10 +88,10 @@ class Server:
             response = connection.getresponse()
             if response.status == 200:
                 return response
-            said = _said(response.read(4096))
+            detail = _detail(response.read(4096))
         except (OSError, http.client.HTTPException) as error:
             raise self._error(path, _reason(error)) from None
-        raise self._error(path, f"answered with status {response.status}{said}")
+        raise self._error(path, f"answered with status {response.status}{detail}")
 
     def complete(self, job: Job, should_stop: Callable[[], bool]) -> Text:
         """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
@@ -118,7 +118,7 @@ class Server:
         began = time.perf_counter()
         for at, chunk in self._chunks(connection, path, body, should_stop):
             if chunk.get("error"):
-                raise self._error(path, _said(json.dumps(chunk).encode()).lstrip(": "))
+                raise self._error(path, _detail(json.dumps(chunk).encode()).lstrip(": "))
             try:
                 usage = chunk.get("usage") or usage
                 for choice in chunk.get("choices") or ():
@@ -200,11 +200,11 @@ def _count(usage: Any, *keys: str) -> int | None:
 
 
 def _reason(error: Exception) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return one_line(said or type(error).__name__)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return one_line(reason or type(error).__name__)
 
 
-def _said(body: bytes) -> str:
+def _detail(body: bytes) -> str:
     """What an error's body says, in one line of at most 200 characters, after a colon."""
     text = body.decode("utf-8", "replace")
     try:

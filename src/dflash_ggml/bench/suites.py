@@ -33,7 +33,7 @@ from .sections import Column, Plot, Row, Section, Series, columns
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """jobs: what is decoded. report: what is said of the texts, which may be fewer than were asked for.
+    """jobs: what is decoded. report: notes on the runs, which may be fewer than were asked for.
 
     budgets: the trees that it needs, so that the engine is loaded for them. everyday: part of `quick` and `full`.
     against: whether it has texts for other servers.

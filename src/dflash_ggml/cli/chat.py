@@ -139,12 +139,12 @@ def _saved(name: str) -> Save:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and talk; returns the exit code."""
-    sampling_params(args)  # a bad value is told of before anything is loaded
+    sampling_params(args)  # a bad value is refused before anything is loaded
     save = None if args.load is None else _saved(args.load)
     config = engine_config(args)
     warn_of_threads(args.threads)
     meter, keyboard = Meter(sys.stderr), Keyboard()
-    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are told, and end nothing
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 are reported and not fatal
         sys.stdin.reconfigure(errors="surrogateescape")
     for name in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left in order, and the history kept
         signal.signal(name, lambda signum, frame: sys.exit(128 + signum))

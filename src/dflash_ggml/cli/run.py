@@ -116,7 +116,7 @@ def read_prompt(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace) -> int:
     """Load, prefill, decode, print; returns the exit code."""
     text = read_prompt(args)
-    sampling_params(args)  # a bad value is told of before anything is loaded
+    sampling_params(args)  # a bad value is refused before anything is loaded
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
     if args.think != "auto" and not args.chat:
@@ -194,8 +194,8 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
         return session.prepare(request)
     except ContextOverflowError:
         n, n_ctx = session.count_tokens(request), session.engine.n_ctx
-        said = f"the prompt's {n} tokens leave no room in the context of {n_ctx}: shorten it or raise -c"
-        raise ContextOverflowError(said) from None
+        message = f"the prompt's {n} tokens leave no room in the context of {n_ctx}: shorten it or raise -c"
+        raise ContextOverflowError(message) from None
 
 
 def follow(

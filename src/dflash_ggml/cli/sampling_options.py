@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..decode.recommended import recommended, told
+from ..decode.recommended import described, recommended
 from ..decode.sampling_params import OPTIONS, Option, SamplingParams
 from ..errors import ConfigError
 
@@ -68,7 +68,7 @@ def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None
     params = SamplingParams(**taken | given)
     params.validate()
     if taken and params.temperature != 0:
-        log.warning("from the model file: %s; flags win", told(taken))
+        log.warning("from the model file: %s; flags win", described(taken))
     return params
 
 

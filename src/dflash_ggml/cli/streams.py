@@ -28,7 +28,7 @@ def can_write(command: str) -> bool:
 
 @contextlib.contextmanager
 def named(stream: str = "standard output") -> Iterator[None]:
-    """An OSError of what is done with this stream is told with its name; it has none of its own."""
+    """Add the stream's name to an OSError, which has none of its own."""
     try:
         yield
     except OSError as error:

@@ -54,7 +54,7 @@ class Keyboard:
 def line_history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
     """Line editing, with a history that goes on where `file` ended: this session's lines join it at the end.
 
-    note: told what cannot be read or written; that ends nothing.
+    note: called with what cannot be read or written; never fatal.
     """
     if not sys.stdin.isatty():
         yield

@@ -143,9 +143,9 @@ def train(args, interrupt: Interrupt) -> bool:
     try:
         return _train(args, interrupt)
     except torch.OutOfMemoryError as full:
-        said = str(full).splitlines()[0]
+        first_line = str(full).splitlines()[0]
         less = "a smaller --batch, fewer --anchors or a smaller --write-batch takes less"
-        raise ConfigError(f"the GPU's memory is full ({said}); {less}") from None
+        raise ConfigError(f"the GPU's memory is full ({first_line}); {less}") from None
 
 
 def _train(args, interrupt: Interrupt) -> bool:

@@ -27,7 +27,7 @@ ROUNDS = 7  # at most
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What was written once more, plainly unless told otherwise, and the milliseconds of decoding it."""
+    """What was written once more, plainly by default, and the milliseconds of decoding it."""
 
     token_ids: list[int]
     ms: float

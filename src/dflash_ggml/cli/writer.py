@@ -57,7 +57,7 @@ def write_answer(
     Args:
         events: of one answer.
         writer: where it goes; None: nowhere.
-        progress: told how many tokens of the prompt have been scored or prefilled, and how many will be, by stage.
+        progress: called with how many tokens of the prompt have been scored or prefilled, and how many will be, by stage.
 
     Returns:
         The whole answer.

@@ -74,15 +74,15 @@ def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | 
 
 
 def followed(
-    parents: list[int], carries: list[int], said: list[int], stop: Callable[[int], bool] | None = None
+    parents: list[int], carries: list[int], choices: list[int], stop: Callable[[int], bool] | None = None
 ) -> Accepted:
     """The same on lists: the parent of each node, the token that it carries, and the target's best one after it."""
-    # as `walk`, without a call per node: what the target says does not depend on what has been emitted
-    node, token = 0, said[0]
+    # as `walk`, without a call per node: the target's choices do not depend on what has been emitted
+    node, token = 0, choices[0]
     path, tokens = [0], [token]
     for child, (parent, carried) in enumerate(zip(parents, carries, strict=True)):
         if parent == node and carried == token:
-            node, token = child, said[child]
+            node, token = child, choices[child]
             path.append(node)
             tokens.append(token)
     if stop is not None:

@@ -24,8 +24,11 @@ def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
     cells, rests = ints(evidence.cells), doubles(evidence.rests)
     if len(cells) < n or len(rests) < n:
         raise ValueError(f"the evidence of {n} nodes has {len(cells)} cells and {len(rests)} rests")
-    said, walked = (parents, log_probs, cells, rests, evidence.trust), (kept, len(kept), len(accepted.path))
-    checked(lib.copy_rates_observe(rates.native, n, *said, *walked))
+    tree_arrays, walked = (
+        (parents, log_probs, cells, rests, evidence.trust),
+        (kept, len(kept), len(accepted.path)),
+    )
+    checked(lib.copy_rates_observe(rates.native, n, *tree_arrays, *walked))
 
 
 class Merged:

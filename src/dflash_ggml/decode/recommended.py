@@ -65,6 +65,6 @@ def _in_range(name: str, value: Any) -> int | float | None:
     return settled
 
 
-def told(options: Mapping[str, Any]) -> str:
+def described(options: Mapping[str, Any]) -> str:
     """`options` for people: "temperature 1, top_k 20"."""
     return ", ".join(f"{name} {value:g}" for name, value in options.items())

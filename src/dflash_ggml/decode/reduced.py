@@ -39,7 +39,7 @@ Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row
 
 @dataclass(frozen=True)
 class Watch:
-    """What a pass is told before it reduces rows. temperature: of the masses, > 0. ids: watched tokens, rising, at most 128."""
+    """The input of a reduction, set before the pass. temperature: > 0. ids: watched tokens, rising, at most 128."""
 
     temperature: float
     ids: NDArray[np.int64]

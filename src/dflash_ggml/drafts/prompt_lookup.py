@@ -94,10 +94,10 @@ class PromptLookup:
         glance was right."""
         assert sequence.pending is not None
         new = sequence.tokens[len(self.text) :]
-        said = self._glance.at(self.text, self.past, self.rates, new, sequence.pending, learn)
+        found = self._glance.at(self.text, self.past, self.rates, new, sequence.pending, learn)
         if new:
             self._written[-1] = (self._written[-1][0], sequence.n_tokens)
-        return said
+        return found
 
     def look_up(self, sequence: Sequence) -> LookupCandidates | None:
         """Candidates that followed earlier occurrences of the sequence's end, None without a match. Found once between two

@@ -35,11 +35,11 @@ class Acceptance:
         if self._choices is None and self._reduced is None:
             passes.device.synchronize()
         # lists for all trees at once: numpy calls per tree take longer than the walks
-        said = [] if self._choices is None else self._choices[: forest.used].tolist()
+        choices = [] if self._choices is None else self._choices[: forest.used].tolist()
         self._lists: tuple[list[int], list[int], list[int]] | None = None
-        if said and min(said) > 0:  # all are finite
+        if choices and min(choices) > 0:  # all are finite
             tokens, parents = forest.arrays
-            self._lists = parents.tolist(), tokens.tolist(), said
+            self._lists = parents.tolist(), tokens.tolist(), choices
 
     def walk(self, i: int) -> tuple[Accepted | Exception, list[NDArray[np.float32]]]:
         """Walk the tree of sequence number i; an error of its sampler or its logits is returned, not raised.
@@ -51,8 +51,8 @@ class Acceptance:
         logits: list[NDArray[np.float32]] = []
         try:
             if self._lists is not None and sequence.is_greedy:
-                parents, tokens, said = self._lists
-                return followed(parents[block], tokens[block], said[block], sequence.emit), logits
+                parents, tokens, choices = self._lists
+                return followed(parents[block], tokens[block], choices[block], sequence.emit), logits
             return self._walk(i, logits), logits
         except BaseException as error:
             if tree.width == 1 and not isinstance(error, NoNumbersError):

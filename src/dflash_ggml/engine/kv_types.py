@@ -45,7 +45,7 @@ def kv_types(
 def _pair(
     config: EngineConfig, k: str, v: str, head_dims: Collection[int], draft_head_dims: Collection[int]
 ) -> KvTypes:
-    """Target and draft with `k` and `v` for "auto"; a draft of which nothing is said takes the target's."""
+    """Target and draft with `k` and `v` for "auto"; a draft without its own takes the target's."""
     target = KvType.named(_or(config.type_k, k), _or(config.type_v, v))
     for d in head_dims:
         target.check(d, "target")

@@ -129,9 +129,9 @@ class MemoryNeeds:
             found = plan(parts, self.over, n_ctx, free)
         else:
             found = fit(parts, self.over, free, self.longest, share=1.0 if is_gpu else 0.5)
-        return kv, n_batch, self.told(found)
+        return kv, n_batch, self.located(found)
 
-    def told(self, plan: MemoryPlan) -> MemoryPlan:
+    def located(self, plan: MemoryPlan) -> MemoryPlan:
         """A plan with what lies where."""
         if self.where:
             beside = (replace(one, where=where) for one, where in zip(plan.beside, self.where[1:]))

@@ -15,7 +15,7 @@ from . import stock
 from .bindings import ffi, lib
 from .device import Device
 
-MOST_SPANS = 32  # sequences whose rows attention can be told
+MOST_SPANS = 32  # sequences whose ranges of rows attention accepts
 
 
 class Yarn(NamedTuple):

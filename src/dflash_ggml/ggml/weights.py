@@ -218,7 +218,7 @@ class Kept:
         self.nbytes = self._store.wanted if self._store else 0
 
     def fill(self, is_short: bool, count: Callable[[int], None]) -> None:
-        """Bring the bytes there; `count` is told of each tensor's. is_short: the host has no room for them, so that pages must be
+        """Bring the bytes there; `count` gets the bytes of each tensor. is_short: the host has no room for them, so pages must be
         free to come and go. Raises DeviceError when copies do not fit."""
         if self._store is None:
             return

@@ -78,7 +78,7 @@ LlamaCache = LlamaRAMCache
 class LlamaDiskCache(BaseLlamaCache):
     """One file per state in a folder of its own, oldest dropped first. Only load files that you trust (pickle).
 
-    A file that cannot be read, such as an older version's, counts as missing; the first one is told in a warning.
+    A file that cannot be read, such as an older version's, counts as missing; warned of once.
     """
 
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
@@ -86,7 +86,7 @@ class LlamaDiskCache(BaseLlamaCache):
         self.folder = Path(cache_dir)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._unreadable: set[Path] = set()
-        self._told = False
+        self._warned = False
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.state"), key=lambda p: p.stat().st_mtime_ns)
@@ -111,10 +111,10 @@ class LlamaDiskCache(BaseLlamaCache):
             with path.open("rb") as file:
                 return [pickle.load(file) for _ in range(n)][-1]
         except Exception as error:  # noqa: BLE001 - unpickling may fail in any way
-            if not self._told:
+            if not self._warned:
                 message = f"{path}: a saved state that cannot be read ({error}) counts as missing; delete it"
                 warnings.warn(message, stacklevel=3)
-            self._told = True
+            self._warned = True
             self._unreadable.add(path)
             return None
 

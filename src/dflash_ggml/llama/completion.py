@@ -46,18 +46,18 @@ def completion_chunks(
     usage: Usage | None = None
     prompt_entries: tuple[TokenLogprob, ...] = ()
 
-    def said(text: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def chunk(text: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         logprobs = completion_logprobs(entries)
         return _chunk(head, {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": None})
 
     for event in events:
         if echo and isinstance(event, (TextDelta, Usage)):  # the prompt is in
-            yield said(echo, prompt_entries)
+            yield chunk(echo, prompt_entries)
             echo = None
         if isinstance(event, PromptLogprobs):
             prompt_entries = event.tokens
         elif isinstance(event, TextDelta):
-            yield said(event.text, event.logprobs or ())
+            yield chunk(event.text, event.logprobs or ())
         elif isinstance(event, Usage):
             usage = event
         elif isinstance(event, Finish):

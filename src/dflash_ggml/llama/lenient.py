@@ -23,7 +23,7 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
 
     Raises ConfigError for a count that is no whole number.
     """
-    out, told = {name: value for name, value in options.items() if value is not None}, []
+    out, changed = {name: value for name, value in options.items() if value is not None}, []
     for name in _WHOLE:
         if name in out:
             out[name] = whole(name, out[name])
@@ -31,20 +31,20 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
         value = out.get(name)
         if isinstance(value, (int, float)) and not 0 <= value <= 1 and not math.isnan(value):
             out[name] = min(max(value, 0.0), 1.0)
-            told.append(f"{name} {value} is taken as {out[name]:g}")
+            changed.append(f"{name} {value} is taken as {out[name]:g}")
     penalty = out.get("repeat_penalty")
     if isinstance(penalty, (int, float)) and penalty <= 0:
         out["repeat_penalty"] = 1.0
-        told.append(f"repeat_penalty {penalty} is no penalty, none is applied")
+        changed.append(f"repeat_penalty {penalty} is no penalty, none is applied")
     if out.get("mirostat_mode", 0) not in (0, 1, 2):
-        told.append(f"mirostat_mode {out['mirostat_mode']} is none of 0, 1, 2 and taken as 0")
+        changed.append(f"mirostat_mode {out['mirostat_mode']} is none of 0, 1, 2 and taken as 0")
         out["mirostat_mode"] = 0
     bias = {int(k): float(v) for k, v in (out.get("logit_bias") or {}).items()}
     unknown = sorted(token for token in bias if not 0 <= token < n_vocab)
     if unknown:
-        told.append(f"logit_bias {unknown[0]} is no token id below {n_vocab} and left out")
+        changed.append(f"logit_bias {unknown[0]} is no token id below {n_vocab} and left out")
     out["logit_bias"] = {token: value for token, value in bias.items() if 0 <= token < n_vocab}
-    warn(told)
+    warn(changed)
     return out
 
 
@@ -62,14 +62,14 @@ def usable_messages(messages: Any) -> Any:
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         return messages
-    out, told, notes = [], [], Notes()
+    out, changed, notes = [], [], Notes()
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             out.append(message)
             continue
         row, content = dict(message), message.get("content")
         if not _is_role(message.get("role")):
-            told.append(f"messages[{i}].role {message.get('role')!r} is read as 'user'")
+            changed.append(f"messages[{i}].role {message.get('role')!r} is read as 'user'")
             row["role"] = "user"
         try:
             row["content"] = content_text(content, f"messages[{i}].content", notes) or message.get("refusal")
@@ -82,9 +82,9 @@ def usable_messages(messages: Any) -> Any:
             row["tool_calls"] = [_function_call(call) for call in message["tool_calls"]]
         out.append(row)
     if not out:
-        told.append("messages is empty: an empty message of the user stands in")
+        changed.append("messages is empty: an empty message of the user stands in")
         out = [{"role": "user", "content": ""}]
-    warn([*told, notes.header] if notes.header else told)
+    warn([*changed, notes.header] if notes.header else changed)
     return out
 
 
@@ -119,10 +119,10 @@ def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
     return choice
 
 
-def warn(told: Sequence[str]) -> None:
+def warn(messages: Sequence[str]) -> None:
     """One warning, shown at the line that called into this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("dflash_ggml."):
         frame, level = frame.f_back, level + 1
-    if told:
-        warnings.warn("; ".join(told), stacklevel=level)
+    if messages:
+        warnings.warn("; ".join(messages), stacklevel=level)

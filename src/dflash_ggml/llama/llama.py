@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
-from ..decode.recommended import recommended, told
+from ..decode.recommended import described, recommended
 from ..decode.sampling import Sampler, log_softmax
 from ..errors import ConfigError
 from ..files.named import model_path as find_model
@@ -136,7 +136,7 @@ class Llama:
         found = recommended({} if engine is None else engine.metadata)
         self._recommended = {name: value for name, value in found.items() if name in RECOMMENDABLE}
         if self._recommended and self.verbose:
-            what = told(self._recommended)
+            what = described(self._recommended)
             print(f"sampling as the model file has it, where not given: {what}", file=sys.stderr)
         overrides = {key: str(value) for key, value in (options.kv_overrides or {}).items()}
         self.metadata = {**self._model.metadata(), **overrides}
@@ -150,7 +150,7 @@ class Llama:
         self._seed = options.seed or LLAMA_DEFAULT_SEED
         self._token_eos, self._token_nl = self.token_eos(), self.token_nl()
         self._is_hybrid, self._is_recurrent = True, False
-        self._told: set[str] = set()  # what was warned of
+        self._warned: set[str] = set()
         templates = {k: v for k, v in self.metadata.items() if k.startswith("tokenizer.chat_template")}
         own = templates.pop("tokenizer.chat_template", None)
         named = {key.removeprefix("tokenizer."): self._handler(source) for key, source in templates.items()}
@@ -304,7 +304,7 @@ class Llama:
         Penalties count the text so far: nobody knows which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
         llama-cpp-python. Raises ConfigError when nothing was evaluated.
         """
-        _ = self.session  # closed, or without weights: said first
+        _ = self.session  # raises first if closed or without weights
         if self.n_tokens == 0:
             raise ConfigError("sample: nothing has been evaluated yet; call eval first")
         return self._ctx.draw(self._sampler_of(options, self.n_tokens), options["idx"])
@@ -518,9 +518,9 @@ class Llama:
             "set_cache: the cache is neither asked nor filled": self.cache is not None,
             "logits_all: scores are not kept": self._options.logits_all,
         }
-        new = [told for told, asked in left_out.items() if asked and told not in self._told]
-        self._told |= set(new)
-        warn([f"{told} where several sequences are decoded as a batch" for told in new])
+        new = [message for message, asked in left_out.items() if asked and message not in self._warned]
+        self._warned |= set(new)
+        warn([f"{message} where several sequences are decoded as a batch" for message in new])
         return Batch(self.session.scheduler)
 
     # --- embeddings

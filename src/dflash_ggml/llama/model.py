@@ -121,8 +121,8 @@ class LlamaModel:
 
     def desc(self) -> str:
         """Architecture and name."""
-        told = (self._texts.get(key) for key in ("general.architecture", "general.name"))
-        return " ".join(part for part in told if part)
+        found = (self._texts.get(key) for key in ("general.architecture", "general.name"))
+        return " ".join(part for part in found if part)
 
     def metadata(self) -> dict[str, str]:
         """The file's metadata as texts."""

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def open_engine(options: LlamaOptions) -> Engine:
-    """The engine with the draft that was named, or lies beside the target, or none: said aloud."""
+    """The engine with the draft that was named, or lies beside the target, or none; logged."""
     from ..engine.engine import Engine
 
-    options.engine_config(None)  # a bad value is told before files are looked at
+    options.engine_config(None)  # a bad value is refused before files are looked at
     draft, found, own = _choose_draft(options)
     config = options.engine_config(draft, own)
     try:

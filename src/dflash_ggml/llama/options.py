@@ -1,4 +1,4 @@
-"""The constructor options of `Llama`: all that llama-cpp-python has, told apart by what they mean here."""
+"""The constructor options of `Llama`: all that llama-cpp-python has, grouped by what they mean here."""
 
 from __future__ import annotations
 
@@ -133,15 +133,15 @@ class LlamaOptions:
         self.cache_types()
         defaults = {f.name: f.default for f in fields(self)}
         ignored = [name for name in _NO_MEANING.split() if getattr(self, name) != defaults[name]]
-        told = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
+        notes = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
         if self.split_mode not in (0, 1):
-            told.append(
+            notes.append(
                 f"split_mode={self.split_mode}: only 0 (one GPU) and 1 (by layers) are built, it is as 1"
             )
         if _IQ4_NL in (self.type_k, self.type_v):
             types = f"type_k={self.type_k}, type_v={self.type_v}"
-            told.append(f"{types}: iq4_nl is not supported, q4_0 is as small")
-        warn(told)
+            notes.append(f"{types}: iq4_nl is not supported, q4_0 is as small")
+        warn(notes)
 
     def cache_types(self) -> tuple[CacheType, CacheType]:
         """Types of the K/V cache's keys and values. Raises ConfigError for numbers of others."""

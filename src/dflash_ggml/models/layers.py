@@ -15,7 +15,7 @@ from ..state.state import TargetState
 from .recurrence import ForestRecurrence, Recurrence
 from .target import Batch, Reduction
 
-# Rows of a graph from which on attention is told which of them are in use, and shares out these alone. Of 131,072 rows with
+# Rows of a graph from which on attention gets the ranges in use, and shares out these alone. Of 131,072 rows with
 # 120,000 in use it took 1.6 times as long without: blocks that see only hidden rows are slow. A short text would pay 5 us a layer
 # for nothing.
 SPANNED = 16384

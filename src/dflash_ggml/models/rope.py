@@ -38,10 +38,10 @@ class Scaling(NamedTuple):
 
     def refusal(self, supported: str) -> str:
         """What is wrong with a kind that is not one of `supported`."""
-        said = (
+        found = (
             "without a type it is 'linear', which" if self.kind_key == self.factor_key else f"{self.kind!r}"
         )
-        return f"key {self.kind_key!r}: {said} is not supported, only {supported}"
+        return f"key {self.kind_key!r}: {found} is not supported, only {supported}"
 
 
 def read_scaling(file: KeyedFile, prefix: str) -> Scaling:

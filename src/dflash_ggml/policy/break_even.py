@@ -66,8 +66,8 @@ def where_it_pays(found: list[BreakEven]) -> str:
             f"and {roomy.reach} are the most; auto decodes plainly"
         )
     first = min((one for one in found if one.can_pay), key=lambda one: one.length)
-    said = f"drafting pays from {first.length:.2f} tokens a step on with {_nodes(first)}"
-    return said if first == roomy else f"{said}, from {roomy.length:.2f} with {roomy.nodes}"
+    message = f"drafting pays from {first.length:.2f} tokens a step on with {_nodes(first)}"
+    return message if first == roomy else f"{message}, from {roomy.length:.2f} with {roomy.nodes}"
 
 
 def _room_taken(one: BreakEven) -> float:

@@ -38,7 +38,7 @@ class AnswersEncoder:
         self._clock = time.monotonic()
 
     def prepared(self, prompts: Sequence[Prepared]) -> None:
-        """Be told the texts of the prompts."""
+        """Take the texts of the prompts."""
         self._prompts = [prompt.text for prompt in prompts]
 
     @property

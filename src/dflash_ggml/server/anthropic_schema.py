@@ -99,11 +99,11 @@ def chat_messages(body: CountBody, notes: Notes) -> list[dict[str, Any]]:
         elif message.role == "assistant":
             messages.append(_assistant(message.content, where, notes))
         else:
-            messages.extend(_said(message.role, message.content, where, notes))
+            messages.extend(_user(message.role, message.content, where, notes))
     return messages
 
 
-def _said(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> list[dict[str, Any]]:
+def _user(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> list[dict[str, Any]]:
     """Results of tools first: they answer the message before, whatever the user says beside them."""
     results: list[dict[str, Any]] = []
     rest: list[str] = []
@@ -114,7 +114,7 @@ def _said(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> 
             continue
         result = parse(ToolResultBlock, block, notes, path)
         content = content_text(result.content, f"{path}.content", notes, "\n\n")
-        # chat messages have no error flag, so the model is told in words
+        # chat messages have no error flag, so the model reads "Error: "
         content = f"Error: {content}" if result.is_error else content
         results.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
     texts = [text for text in rest if text]

@@ -314,8 +314,8 @@ async def _ask(
 
 async def _tell(tell: Callable[[Request], Any], request: Request) -> Response:
     """What is known without a body."""
-    told = tell(request)
-    return told if isinstance(told, Response) else JSONResponse(told)
+    answer = tell(request)
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
 def _slots(service: Service, request: Request) -> list[dict[str, Any]]:

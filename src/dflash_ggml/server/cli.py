@@ -259,7 +259,7 @@ def _announce(server: Server, service: Service) -> None:
     """Say when the model is ready; end the server when it cannot be loaded."""
     try:
         service.worker.wait_ready()
-    except (DflashError, OSError):  # the worker has said it
+    except (DflashError, OSError):  # the worker has logged it
         server.should_exit = True
         return
     if service.worker.runner is None:  # stopped while it was loading

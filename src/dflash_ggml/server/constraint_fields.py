@@ -72,7 +72,7 @@ class ConstraintFields(Body):
 
 
 def note_unbound(call: Any) -> Any:
-    """The call (or whatever else was read), its notes told what of its schemas binds nothing."""
+    """The call (or whatever else was read), after noting the parts of its schemas that are not enforced."""
     if isinstance(call, ApiCall):
         with suppress(ConfigError):  # refused where the request is prepared
             for label, what in unbound(call.request):

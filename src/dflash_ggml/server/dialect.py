@@ -80,7 +80,7 @@ class ApiCall:
     """One HTTP request understood: what it asks of the session, and who renders the answer.
 
     more: further prompts; n: answers to each. The encoder gets the events of all answers, one after another.
-    lines: a stream is of JSON lines, not of server-sent events. on_prepared: told of all prompts before the first event.
+    lines: a stream is of JSON lines, not of server-sent events. on_prepared: called with all prompts before the first event.
     """
 
     request: ChatRequest | CompletionRequest

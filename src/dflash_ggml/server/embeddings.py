@@ -142,9 +142,9 @@ def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
         try:
             ids.append(runner.text_tokens(text, truncate=call.truncate))
         except (ConfigError, ContextOverflowError) as error:
-            told = from_exception(error)
-            message = f"{where}: {told.message.removeprefix('prompt: ')}"
-            raise replace(told, message=message, param=where) from None
+            failure = from_exception(error)
+            message = f"{where}: {failure.message.removeprefix('prompt: ')}"
+            raise replace(failure, message=message, param=where) from None
     call.encoder.n_tokens = sum(len(i) for i in ids)
     return ids
 

@@ -53,13 +53,13 @@ class EngineProcess:
         self._closing = threading.Event()
 
     def serve(self, first: Call) -> int:
-        """Open the model and answer calls until told to end; the exit code."""
+        """Open the model and answer calls until asked to end; the exit code."""
         threading.Thread(target=self._receive, name="dflash-receive", daemon=True).start()
         name, given, _ = first.args
         try:
             opener = convert(given, pkgutil.resolve_name(name))
             self._side: Runner = opener(lambda *stage: self._pipe.send(Item(first.id, stage)))
-        except BaseException as error:  # noqa: BLE001 - told to the server, which decides
+        except BaseException as error:  # noqa: BLE001 - sent to the server, which decides
             self._fail(first.id, error)
             return 1
         side, tokenizer = self._side, self._side.tokenizer
@@ -85,7 +85,7 @@ class EngineProcess:
                     case Close():
                         self._closing.set()
         except (EOFError, OSError):
-            os._exit(1)  # the server is gone, and nothing is left to be told
+            os._exit(1)  # the server is gone, and nobody is left to report to
         except BaseException:  # noqa: BLE001 - an end that is seen
             traceback.print_exc()
             os._exit(1)
@@ -93,7 +93,7 @@ class EngineProcess:
     def _answer(self, call: Call) -> None:
         try:
             self._pipe.send(Result(call.id, self._value(call)))
-        except Exception as error:  # noqa: BLE001 - told to the server
+        except Exception as error:  # noqa: BLE001 - sent to the server
             self._fail(call.id, error)
         finally:
             del self._cancelled[call.id]

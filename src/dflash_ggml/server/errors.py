@@ -27,7 +27,7 @@ class ApiError(Exception):
 
     `extra`: further members of OpenAI's error object. `anthropic`: the message for Anthropic's clients, if it differs.
     `retry_after` in seconds becomes a Retry-After header. `retry` says whether repeating the same request can
-    succeed; the official clients repeat 408/409/429/5xx on their own unless told not to.
+    succeed; the official clients repeat 408/409/429/5xx on their own unless a header forbids it.
     """
 
     status: int
@@ -59,7 +59,7 @@ class ApiError(Exception):
 
 
 def shutting_down() -> ApiError:
-    """What requests are told from SIGTERM on."""
+    """The error of requests that arrive after SIGTERM."""
     return ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5, retry=True)
 
 

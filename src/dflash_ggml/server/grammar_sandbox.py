@@ -101,7 +101,7 @@ class Vetter:
             self._end()
 
     def _ready(self) -> Pipe | None:
-        """The way to a process that waits for a grammar; None where none can be started, which is said once."""
+        """The way to a process that waits for a grammar; None where none can be started, which is logged once."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._pipe is None and not self._closed:
@@ -115,7 +115,7 @@ class Vetter:
         return self._pipe
 
     def _spawn(self) -> None:
-        # a compiler that runs out of memory says so on stderr, and the client is told anyway
+        # a compiler that runs out of memory says so on stderr, and the client gets an error anyway
         self._process, self._pipe = spawn(__name__, stderr=subprocess.DEVNULL)
         self._pipe.send(Setup(self._special, self.memory))
         if not self._pipe.wait(STARTING):

@@ -112,7 +112,7 @@ class Intake:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, where the C library keeps it unless told so (glibc)."""
+    """Give freed memory back to the system, where the C library keeps it unless asked (glibc)."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""Tools that clients name by their type alone: what a model must be told of them. The client runs them itself."""
+"""Tools that clients name by their type alone: the descriptions that a model needs. The client runs them itself."""
 
 from __future__ import annotations
 

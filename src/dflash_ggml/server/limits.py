@@ -69,7 +69,7 @@ def _parsed(body: bytes) -> Any:
 
 
 def exceeds_values(body: bytes, limit: int) -> bool:
-    """True when JSON text has more than `limit` values, told without parsing it: a parser lets no other thread run.
+    """True when JSON text has more than `limit` values; counted without parsing, since a parser holds the interpreter lock.
 
     Counts what begins or divides a list or an object outside of strings.
     """

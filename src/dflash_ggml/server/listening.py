@@ -1,4 +1,4 @@
-"""The server's sockets, bound before a model is loaded: a port that is taken is said at once."""
+"""The server's sockets, bound before a model is loaded: a port in use fails at once."""
 
 from __future__ import annotations
 

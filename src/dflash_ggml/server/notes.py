@@ -9,7 +9,7 @@ from .errors import bad_request
 
 HEADER = "x-dflash-notes"
 MOST = 512  # characters of the header
-_INDEX = re.compile(r"\[\d+\]")  # what is true of many messages is said once
+_INDEX = re.compile(r"\[\d+\]")  # a note on many messages is given once
 _NAME = 64  # characters of a name that the client made up
 
 
@@ -20,7 +20,7 @@ class Notes:
         self.strict = strict
         self._ignored: dict[str, str] = {}
         self._left_out: Counter[str] = Counter()
-        self._said: dict[str, None] = {}
+        self._texts: dict[str, None] = {}
 
     def ignore(self, param: str, why: str = "") -> None:
         """A field that has no effect here; the answer is right without it."""
@@ -44,12 +44,12 @@ class Notes:
 
     def say(self, text: str) -> None:
         """Something that is met in a weaker sense, on strict servers too."""
-        self._said.setdefault(_plain(text))
+        self._texts.setdefault(_plain(text))
 
     @property
     def header(self) -> str:
         """All of it on one line of ASCII, at most `MOST` characters; empty when there is nothing to say."""
-        texts = list(self._said)
+        texts = list(self._texts)
         if self._left_out:
             counts = (f"{what} ({n})" if n > 1 else what for what, n in self._left_out.items())
             texts.insert(0, f"left out: {', '.join(counts)}")

@@ -210,21 +210,21 @@ class _Lines:
         self._offer = offer or Offer()
         self._clock = time.monotonic()
 
-    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
-        """What a line or a body says: `text`, `thinking` or `calls`."""
+    def _content(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+        """The content of a line or a body: `text`, `thinking` or `calls`."""
         raise NotImplementedError
 
     def feed(self, event: Event) -> Iterator[bytes]:
         """The lines of one event; it is added to `answer` first."""
         self.answer.feed(event)
         if isinstance(event, TextDelta):
-            yield self._line(**self._said(text=event.text), **self._logprobs(event.logprobs or ()))
+            yield self._line(**self._content(text=event.text), **self._logprobs(event.logprobs or ()))
         elif isinstance(event, ReasoningDelta):
-            yield self._line(**self._said(thinking=event.text))
+            yield self._line(**self._content(thinking=event.text))
         elif isinstance(event, ToolCallEnd):
-            yield self._line(**self._said(calls=self._calls(self.answer.tools[-1:])))
+            yield self._line(**self._content(calls=self._calls(self.answer.tools[-1:])))
         elif isinstance(event, Finish):
-            yield self._line(**self._said(), **self._end())
+            yield self._line(**self._content(), **self._end())
 
     def error(self, error: ApiError) -> Iterator[bytes]:
         """A failure in mid-stream."""
@@ -233,8 +233,8 @@ class _Lines:
     def body(self) -> dict[str, Any]:
         """The whole answer."""
         answer = self.answer
-        said = self._said(text=answer.text, thinking=answer.reasoning, calls=self._calls(answer.tools))
-        return {**_head(self._model), **said, **self._logprobs(answer.logprobs), **self._end()}
+        content = self._content(text=answer.text, thinking=answer.reasoning, calls=self._calls(answer.tools))
+        return {**_head(self._model), **content, **self._logprobs(answer.logprobs), **self._end()}
 
     def _line(self, **fields: Any) -> bytes:
         return dumps({**_head(self._model), "done": False, **fields}).encode() + b"\n"
@@ -279,7 +279,7 @@ def _durations(usage: Usage) -> dict[str, int]:
 class ChatLines(_Lines):
     """Answers of /api/chat."""
 
-    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+    def _content(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking
@@ -291,7 +291,7 @@ class ChatLines(_Lines):
 class GenerateLines(_Lines):
     """Answers of /api/generate."""
 
-    def _said(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
+    def _content(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:
         return {"response": text} | ({"thinking": thinking} if thinking else {})
 
 

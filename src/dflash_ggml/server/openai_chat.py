@@ -279,7 +279,7 @@ def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
     """The arguments of a ChatRequest that say whether to think and how long, by whichever names the request uses."""
     switch = body.enable_thinking
     budgets = [getattr(body, name) for name in BUDGETS]
-    said: dict[str, Any] = {}
+    effort: dict[str, Any] = {}
     if body.thinking is not None:
         switch = body.thinking.type != "disabled" if switch is None else switch
         budgets.append(body.thinking.budget_tokens)
@@ -288,10 +288,10 @@ def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
         enabled = body.reasoning.enabled if body.reasoning.enabled is not None else on
         switch = enabled if switch is None else switch
         budgets.append(body.reasoning.max_tokens)
-        said = thinking(body.reasoning.effort, "reasoning.effort", notes)
-    said |= thinking(body.reasoning_effort, "reasoning_effort", notes)
+        effort = thinking(body.reasoning.effort, "reasoning.effort", notes)
+    effort |= thinking(body.reasoning_effort, "reasoning_effort", notes)
     budget = next((n for n in budgets if n is not None), None)
-    return {"enable_thinking": switch, **said, "reasoning_budget": budget}
+    return {"enable_thinking": switch, **effort, "reasoning_budget": budget}
 
 
 @dataclass(kw_only=True)

@@ -110,7 +110,7 @@ class CompletionEncoder(OpenAIEncoder):
     def feed(self, event: Any) -> Iterator[bytes]:
         answer = self.answer
         answer.feed(event)
-        # with log-probabilities the prompt is said once they are known
+        # with log-probabilities the prompt is sent once they are known
         if self.echo and not self._started and (not self.logprobs or isinstance(event, PromptLogprobs)):
             self._started = True
             logprobs = completion_logprobs(answer.prompt)

@@ -108,7 +108,7 @@ class ResponseEncoder:
         return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
 
     def feed(self, event: Any) -> Iterator[bytes]:
-        if isinstance(event, Finish) and event.reason != "length" and not self._has_said():
+        if isinstance(event, Finish) and event.reason != "length" and not self._has_output():
             yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
         blocks = len(self.answer.blocks)
         # Items close before the next block joins the answer, so that the last block is always the open one.
@@ -140,7 +140,7 @@ class ResponseEncoder:
             self._remember(response := self._response(status))
             yield self._event(f"response.{status}", response=response)
 
-    def _has_said(self) -> bool:
+    def _has_output(self) -> bool:
         return any(block.kind != "reasoning" for block in self.answer.blocks)
 
     def _changes_kind(self, event: Any) -> bool:

@@ -101,11 +101,11 @@ class Channel:
                 self._send(Cancel(number))
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Have `on_lost` told how the process ended when it does so by itself, at once if it has."""
+        """Call `on_lost` with how the process ended if it ends by itself; at once if it already has."""
         self._lost.add_done_callback(lambda lost: None if self._is_closing else on_lost(lost.result()))
 
     def kill(self) -> None:
-        """End the process by force; who waits for it is told."""
+        """End the process by force; waiting callers fail."""
         self._process.kill()
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:
@@ -133,7 +133,7 @@ class Channel:
             self._process.wait(EXIT_SECONDS if self._is_closing else GONE_SECONDS)
         self.kill()
         lost = ending(self._process.wait())
-        self._lost.set_result(lost)  # first, so that no thread that is told takes another job
+        self._lost.set_result(lost)  # first, so that no thread that learns of it takes another job
         for number, answers in list(self._waiting.items()):
             answers.put(Failed.of(number, EngineLost(lost)))
 

@@ -66,7 +66,7 @@ class ResponseStore:
         return list(self._turn(response_id).given)
 
     def delete(self, response_id: str) -> None:
-        """Forget a response; those that continued it keep what it said. Raises ApiError 404 when it is not known."""
+        """Forget a response; those that continued it keep its items. Raises ApiError 404 when it is not known."""
         self._turn(response_id)
         with self._lock:
             if response_id in self._turns:

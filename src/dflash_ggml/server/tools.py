@@ -185,13 +185,13 @@ def _offer_openai(
 
 def _free_text(custom: Custom, inside: str | None) -> dict[str, Any]:
     """A custom tool as a function with one string, whose description carries the form of the input."""
-    form, said = custom.format, "The whole input of the tool, as plain text."
+    form, text = custom.format, "The whole input of the tool, as plain text."
     if form is not None and form.type == "grammar":
         inner = form.grammar or {"syntax": form.syntax, "definition": form.definition}
-        said = f"The whole input of the tool; it must fit this {inner.get('syntax')} grammar:\n{inner.get('definition')}"
+        text = f"The whole input of the tool; it must fit this {inner.get('syntax')} grammar:\n{inner.get('definition')}"
     schema = {
         "type": "object",
-        "properties": {"input": {"type": "string", "description": said}},
+        "properties": {"input": {"type": "string", "description": text}},
         "required": ["input"],
         "additionalProperties": False,
     }

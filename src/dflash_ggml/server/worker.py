@@ -88,7 +88,7 @@ class Job(Generic[B]):
 class Worker(Generic[B]):
     """Runs jobs in turn, as many at once as the runner has slots; `open_runner(progress)` is called first, its `close()` last.
 
-    on_finished is told the seconds of every job, on_failed that the runner could not be opened.
+    on_finished gets the seconds of every job; on_failed is called when the runner could not be opened.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class Worker(Generic[B]):
         try:
             return self._open(self._on_progress)
         except BaseException as error:  # noqa: BLE001 - reported to every caller
-            if isinstance(error, EngineLost) and self._draining:  # it was told to end
+            if isinstance(error, EngineLost) and self._draining:  # it was asked to end
                 return None
             log.error("could not start: %s", error)
             self.failure = error
@@ -273,7 +273,7 @@ class Worker(Generic[B]):
             del job  # an idle thread must not keep the last request's buffers alive
 
     def _on_lost(self, how: str) -> None:
-        """The runner has gone by itself: refuse the jobs that wait. Its last jobs are told by the runner."""
+        """The runner has gone by itself: refuse the jobs that wait. The runner fails its last jobs itself."""
         log.error("%s%s", how, "" if self._draining else "; it is started again")
         self.loading = ("restart", 0, 0)
         self.runner = None

@@ -152,7 +152,7 @@ Event = Union[Begin, Progress, PromptLogprobs, StepReport, Delta, Usage, Finish]
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring deltas of one kind joined: what one step said, in as few events as possible."""
+    """The same events with neighbouring deltas of one kind joined: the output of one step, in as few events as possible."""
     out: list[Event] = []
     for event in events:
         last = out[-1] if out else None

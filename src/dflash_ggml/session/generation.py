@@ -154,7 +154,7 @@ class RequestGeneration(Generation):
         self.wants_prompt_logits = bool(getattr(request, "prompt_logprobs", False))
         self._text = np.empty(engine.n_ctx + 1, np.int32)  # prompt and output, for stopping criteria
         self._text[:n] = prepared.ids
-        self._n_out = self._n_said = self._cached_n = 0
+        self._n_out = self._n_decoded = self._cached_n = 0
         self._reason: FinishReason | None = None
         self._steps = self._draft_n = self._accepted_n = self._offered = 0
         mode = request.mode or engine.config.mode
@@ -260,7 +260,7 @@ class RequestGeneration(Generation):
         if token in tokenizer.eog_ids or token in request.stop_token_ids:
             self._reason = "stop"
             return True
-        self._n_said += 1
+        self._n_decoded += 1
         entry = None
         if request.logprobs is not None and is_forced:
             entry = TokenLogprob(token, tokenizer.piece(token), 0.0, ())
@@ -286,7 +286,7 @@ class RequestGeneration(Generation):
         return Usage(
             prompt_n=self._sent_n,
             cached_n=self._cached_n,
-            predicted_n=self._n_said,
+            predicted_n=self._n_decoded,
             reasoning_n=self._sink.reasoning_n,
             steps=self._steps,
             draft_n=self._draft_n,

@@ -82,9 +82,9 @@ class WorkOn:
         if error is None:
             return False
         is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
-        told = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
+        failure = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
         for generation in self._generations:
-            self._fail(generation, told)
+            self._fail(generation, failure)
         return not is_interrupt
 
 
@@ -273,7 +273,7 @@ class Scheduler:
         finally:
             goes_on = any(generation.is_decoding for generation in self.running)
             if self._thread is not None and self.engine.device.is_gpu and goes_on:
-                # told while the next step waits for the GPU, which would wait for all threads that are woken now
+                # events are delivered while the next step waits for the GPU, which would wait for all threads that are woken now
                 self._is_untold = True
                 self.engine.device.before_waiting(self._tell)
             elif did:
@@ -424,7 +424,7 @@ class Scheduler:
             most: int | None = None
             generation = next((prompt for prompt in prompts if not prompt.remaining), None)
             if generation is None:
-                is_one_enough = did and not n_decoding  # its caller is told first
+                is_one_enough = did and not n_decoding  # its caller gets its events first
                 choice = (
                     None if is_one_enough else self.budget.choose(prompts, n_decoding, time.perf_counter())
                 )
@@ -569,7 +569,7 @@ class Scheduler:
         if slot is not None:
             try:
                 slot.reset()
-            except Exception:  # its caller is told the first error
+            except Exception:  # its caller gets the first error
                 log.exception("a slot could not be emptied")
 
     def _end(self, generation: Generation, error: Exception | None = None) -> None:

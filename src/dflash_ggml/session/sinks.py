@@ -16,7 +16,7 @@ from .thinking import ThoughtLimit
 class Sink:
     """What both kinds share.
 
-    `events` collects what was said, `finish` is set when the output itself ends the answer, `forced` holds the tokens that
+    `events` collects the output, `finish` is set when the output itself ends the answer, `forced` holds the tokens that
     have to come next.
     """
 
@@ -53,16 +53,16 @@ class TextSink(Sink):
             self._entries.append(replace(logprob, offset=self._text_in))
         text = self._text_of(token)
         self._text_in += len(text)
-        said, stopped = self._stops.feed(text)
-        self._say(said)
+        visible, stopped = self._stops.feed(text)
+        self._say(visible)
         if stopped:
             self.finish = "stop"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: say what was held back, unless a stop string ended it. cut: a limit ended it."""
+        """The output is over: emit what was held back, unless a stop string ended it. cut: a limit ended it."""
         if self._stops.matched is None:
-            said, stopped = self._stops.feed(self._decoder.flush())
-            self._say(said if stopped else said + self._stops.flush())
+            visible, stopped = self._stops.feed(self._decoder.flush())
+            self._say(visible if stopped else visible + self._stops.flush())
 
     def _say(self, text: str) -> None:
         self._text_out += len(text)
@@ -127,7 +127,7 @@ class ChatSink(Sink):
             self.finish = "tool_calls"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: say what was held back. cut: a limit ended it, not the model."""
+        """The output is over: emit what was held back. cut: a limit ended it, not the model."""
         self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush(cut))
 
     def _take(self, events: Sequence[Delta]) -> None:

@@ -98,7 +98,7 @@ class RowPool:
         self._stale.update(range(rows.start // UNIT, -(-rows.stop // UNIT)) if rows else ())
 
     def take_stale(self, rows: range) -> int:
-        """How many of these rows, from the first on, may hold something of texts that are gone; told once."""
+        """How many of these rows, from the first on, may hold something of texts that are gone."""
         found = self._stale.intersection(range(rows.start // UNIT, -(-rows.stop // UNIT)))
         self._stale -= found
         return min((max(found) + 1) * UNIT, rows.stop) - rows.start if found else 0

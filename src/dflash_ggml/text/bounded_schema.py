@@ -1,12 +1,12 @@
-"""A JSON schema made narrower, so that every answer it allows comes to an end; what it allows, the original allows.
+"""Narrowing of a JSON schema, so that every answer it allows ends; what it allows, the original allows too.
 
 Numbers have at most 16 digits before the point, 8 behind it and no exponent; objects that declare `properties` carry
 no other keys unless `additionalProperties` says so; what a schema leaves open altogether is any JSON within the same
-bounds (unless the schema makes schemas hold together). Strings without `maxLength` and lists without `maxItems` stay
+bounds (unless several schemas apply to one value). Strings without `maxLength` and lists without `maxItems` stay
 as long as the model likes.
 
-Schemas that hold together (a schema with the members of its `allOf`, with what its `$ref` names, and with the branches
-of its `anyOf`) are closed once, over the names that all of them declare: each by itself would forbid the others' keys.
+Schemas that apply to the same value (a schema with the members of its `allOf`, with what its `$ref` names, and with the
+branches of its `anyOf`) are closed once, over the names that all of them declare: each by itself would forbid the others' keys.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 100
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
 
-# the compiler refuses others, which say nothing of the answer
+# the compiler refuses others, which constrain nothing
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
@@ -45,8 +45,8 @@ def bounded_schema(
 
 
 class _Bounder:
-    """One transformation. `mode` in its methods: None for a schema that stands alone, else the shared names of those
-    that it holds together with, which speak for it about all that is left open."""
+    """One transformation. `mode` in its methods: None for a schema that stands alone, else the names shared with the
+    other schemas of the same value, which decide about all that it leaves open."""
 
     def __init__(self, root: Any, limits: SchemaLimits) -> None:
         self._root = root
@@ -56,7 +56,7 @@ class _Bounder:
         self._todo: list[tuple[str, Any, frozenset[str] | None]] = []
         self._defs: dict[str, Any] = {}
         self._inlined: set[int] = set()
-        self._meet = False  # whether schemas hold together anywhere
+        self._combines = False  # whether several schemas apply to one value anywhere
 
     def run(self, schema: Any) -> dict[str, Any] | bool:
         self._reader.check(schema)
@@ -70,8 +70,10 @@ class _Bounder:
         dialect = self._root.get("$schema") if isinstance(self._root, Mapping) else None
         if isinstance(dialect, str) and _DIALECT.fullmatch(dialect):
             made["$schema"] = dialect
-        if self._meet and "any" in self._defs:
-            self._defs["any"] = True  # the compiler would go round in it where two of it hold together
+        if self._combines and "any" in self._defs:
+            self._defs["any"] = (
+                True  # the compiler would recurse without end where two of it apply to one value
+            )
         if self._defs:
             made["$defs"] = self._defs
         self._size.check_depth(made, self._defs)
@@ -79,18 +81,18 @@ class _Bounder:
 
     def _node(self, schema: Any, mode: frozenset[str] | None, depth: int) -> dict[str, Any] | bool:
         self._size.count(1, depth)
-        said = self._reader.bound(schema)
-        if isinstance(said, bool):
-            return self._any() if said and mode is None else said
-        if set(said) == {"$ref"}:
-            return self._ref(said["$ref"], mode)
-        unions = [key for key in UNIONS if key in said]
-        apart = len(unions) == 1 and said.keys() <= {"type", unions[0]}
-        facts = Facts() if apart else facts_of(said, self._reader, self._size)
-        alone = not unions and "allOf" not in said and "$ref" not in said
+        keywords = self._reader.bound(schema)
+        if isinstance(keywords, bool):
+            return self._any() if keywords and mode is None else keywords
+        if set(keywords) == {"$ref"}:
+            return self._ref(keywords["$ref"], mode)
+        unions = [key for key in UNIONS if key in keywords]
+        apart = len(unions) == 1 and keywords.keys() <= {"type", unions[0]}
+        facts = Facts() if apart else facts_of(keywords, self._reader, self._size)
+        alone = not unions and "allOf" not in keywords and "$ref" not in keywords
         inner = facts.shared if mode is None and not apart else mode
         made: dict[str, Any] = {}
-        for key, value in said.items():
+        for key, value in keywords.items():
             if key in ("properties", "patternProperties") and not isinstance(value, Mapping):
                 raise ConfigError(f"json schema: {key} must be an object")
             if key == "properties":
@@ -98,7 +100,7 @@ class _Bounder:
                     name: True if name in (inner or ()) else self._node(sub, None, depth + 1)
                     for name, sub in value.items()
                 }
-                needed = said.get("required", ()) if isinstance(said.get("required"), list) else ()
+                needed = keywords.get("required", ()) if isinstance(keywords.get("required"), list) else ()
                 optional = len(value) - sum(name in value for name in needed if isinstance(name, str))
                 self._size.check_number(optional, MOST_OPTIONAL, "properties that may be left out")
             elif key == "patternProperties":
@@ -121,24 +123,24 @@ class _Bounder:
             elif key == "$ref":
                 made.update(self._ref(value, inner))
             elif key == "unevaluatedProperties":
-                pass  # it says of all that hold together what is done to them here
+                pass  # closing the combined object already does this
             elif key == "format" and (not isinstance(value, str) or value not in FORMATS):
                 pass
             else:
                 made[key] = self._plain(key, value, depth)
         if mode is None and not apart:
-            self._close(said, made, facts, depth)
-            self._fill(said, made, facts)
-        self._meet |= not alone and not apart
+            self._close(keywords, made, facts, depth)
+            self._fill(keywords, made, facts)
+        self._combines |= not alone and not apart
         return made
 
     def _union(self, key: str, branches: list[Any], mode: frozenset[str] | None, depth: int) -> list[Any]:
         made = []
         for branch in branches:
-            said = self._reader.bound(branch)
-            if key == "oneOf" and isinstance(said, dict) and set(said) == {"$ref"}:
+            keywords = self._reader.bound(branch)
+            if key == "oneOf" and isinstance(keywords, dict) and set(keywords) == {"$ref"}:
                 # the compiler tells alternatives apart only where it sees them
-                target = self._reader.target(said["$ref"])
+                target = self._reader.target(keywords["$ref"])
                 if id(target) not in self._inlined:
                     self._inlined.add(id(target))
                     made.append(self._node(target, mode, depth))
@@ -147,9 +149,9 @@ class _Bounder:
             made.append(self._node(branch, mode, depth))
         return made
 
-    def _close(self, said: dict[str, Any], made: dict[str, Any], facts: Facts, depth: int) -> None:
+    def _close(self, keywords: dict[str, Any], made: dict[str, Any], facts: Facts, depth: int) -> None:
         """Leave no keys but those declared, if any are."""
-        closed = said.get("additionalProperties") is False
+        closed = keywords.get("additionalProperties") is False
         for name in sorted(facts.shared):
             if not closed or name in made.get("properties", ()):
                 subs: list[Any] = []
@@ -164,17 +166,17 @@ class _Bounder:
                 properties[name] = True if subs or name in facts.elsewhere else self._any()
         for key in UNIONS:
             if isinstance(made.get(key), list):
-                made[key] = self._without_others(said[key], made[key], properties, said)
+                made[key] = self._without_others(keywords[key], made[key], properties, keywords)
         for pattern in facts.patterns:
             made.setdefault("patternProperties", {}).setdefault(pattern, True)
         made["additionalProperties"] = False
 
     def _without_others(
-        self, branches: list[Any], made: list[Any], names: dict[str, Any], said: dict[str, Any]
+        self, branches: list[Any], made: list[Any], names: dict[str, Any], keywords: dict[str, Any]
     ) -> list[Any]:
         """Each branch without the names that only other branches declare."""
         common = facts_of(
-            {key: value for key, value in said.items() if key not in UNIONS}, self._reader, self._size
+            {key: value for key, value in keywords.items() if key not in UNIONS}, self._reader, self._size
         ).names
         out = []
         for branch, done in zip(branches, made, strict=True):
@@ -183,14 +185,14 @@ class _Bounder:
             out.append({"allOf": [done, {"properties": others}]} if others else done)
         return out
 
-    def _fill(self, said: dict[str, Any], made: dict[str, Any], facts: Facts) -> None:
+    def _fill(self, keywords: dict[str, Any], made: dict[str, Any], facts: Facts) -> None:
         """Bounds for what the schema leaves open."""
-        kinds: Any = said.get("type")
+        kinds: Any = keywords.get("type")
         if isinstance(kinds, list):
             kinds = {kind for kind in kinds if isinstance(kind, str)}
         else:
             kinds = {kinds} if isinstance(kinds, str) else None
-        if facts.literal or "const" in said or "enum" in said:
+        if facts.literal or "const" in keywords or "enum" in keywords:
             return
         numbers = {"number", "integer"} if kinds is None else kinds & {"number", "integer"}
         if numbers:

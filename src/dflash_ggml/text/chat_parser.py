@@ -74,7 +74,7 @@ class ChatParser:
         self.in_reasoning = reasoning in ("open", "begun")
         self.n_calls = 0
         self.stopped = False
-        self.text_out = 0  # characters of visible text that were settled: said or dropped
+        self.text_out = 0  # characters of visible text that were settled: emitted or dropped
 
     @property
     def in_call(self) -> bool:
@@ -276,8 +276,8 @@ class ChatParser:
         if self._stops is None:
             self._say(text, events)
             return
-        said, self.stopped = self._stops.feed(text)
-        self._say(said, events)
+        visible, self.stopped = self._stops.feed(text)
+        self._say(visible, events)
         if self.stopped and self._space:
             events.append(TextDelta(self._space))
             self._space = ""

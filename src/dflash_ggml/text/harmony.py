@@ -1,4 +1,4 @@
-"""Harmony, the form in which gpt-oss writes a turn: messages with a channel each, told apart by control tokens.
+"""Harmony, the form in which gpt-oss writes a turn: messages with a channel each, separated by control tokens.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -95,7 +95,7 @@ def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class HarmonyParser(ChatParser):
     """ChatParser of this form. What control tokens say comes through `mark`, so that their names in a text are text.
 
-    prompt: as it was rendered; its end says where the output begins. split: reasoning is told apart; else it is text, between
+    prompt: as it was rendered; its end says where the output begins. split: reasoning is split off; else it is text, between
     its tags. A message behind another of its kind is a paragraph of its own.
     """
 

@@ -131,14 +131,14 @@ class TaggedStream(JsonStream):
         elif char not in (":}" if self._in_key else ",]}"):
             self._word += char
             return ""
-        said = self.rest() + self._between(char)
+        text = self.rest() + self._between(char)
         if char in "{[":
             self._brackets.append(char)
         elif char in "}]":
             self._brackets = self._brackets[:-1]
         if char != '"':
             self._in_key = char in "{," and self._brackets[-1:] == ["{"]
-        return said
+        return text
 
 
 def read_json(text: str) -> Any:

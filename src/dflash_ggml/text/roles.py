@@ -37,10 +37,10 @@ def probe(render: Callable[[Sequence[Mapping[str, Any]]], str]) -> Renders:
             return False
         return all(content in text for _, content in rows)
 
-    asked, said = ("user", f"{_MARK} one"), ("assistant", f"{_MARK} two")
+    asked, answered = ("user", f"{_MARK} one"), ("assistant", f"{_MARK} two")
     return Renders(
         system=shows(("system", f"{_MARK} three"), asked),
-        system_later=shows(("system", f"{_MARK} three"), asked, said, ("system", f"{_MARK} four"), asked),
+        system_later=shows(("system", f"{_MARK} three"), asked, answered, ("system", f"{_MARK} four"), asked),
         repeated=shows(asked, ("user", f"{_MARK} five")),
         without_user=shows(("system", f"{_MARK} three")),
         role=lambda name: shows(asked, (name, f"{_MARK} six")),

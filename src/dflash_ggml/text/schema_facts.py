@@ -1,4 +1,4 @@
-"""Combined facts of schemas that hold together: a schema, its `allOf`, its `$ref`, and the branches of its unions."""
+"""Combined facts of the schemas that apply to one value: a schema, its `allOf`, its `$ref`, and the branches of its unions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, whi
 
 @dataclass(slots=True)
 class Facts:
-    """What schemas that hold together say in all."""
+    """What all schemas that apply to one value require in sum."""
 
     names: dict[str, list[Any]] = field(default_factory=dict)  # with their schemas, branches' left out
     elsewhere: set[str] = field(default_factory=set)  # names that branches declare
@@ -37,37 +37,37 @@ class Facts:
 
 
 def facts_of(schema: Any, reader: SchemaReader, size: SchemaSize) -> Facts:
-    """What a schema and all that hold together with it say. Raises ConfigError for what is too much."""
+    """Facts of a schema with all that apply to the same value. Raises ConfigError for more than the limits."""
     facts = Facts()
-    for i, (said, branch) in enumerate(reader.together(schema)):
+    for i, (keywords, branch) in enumerate(reader.in_place(schema)):
         size.count(int(i > 0), 0)  # the schema itself is counted elsewhere
-        bound = reader.bound(said)
+        bound = reader.bound(keywords)
         if isinstance(bound, dict):
             _add(facts, bound, branch)
     return facts
 
 
-def _add(facts: Facts, said: dict[str, Any], branch: bool) -> None:
-    if isinstance(said.get("properties"), Mapping):
+def _add(facts: Facts, keywords: dict[str, Any], branch: bool) -> None:
+    if isinstance(keywords.get("properties"), Mapping):
         facts.declares = True
-        for name, sub in said["properties"].items():
+        for name, sub in keywords["properties"].items():
             facts.names.setdefault(name, []).extend([] if branch else [sub])
             facts.elsewhere |= {name} if branch else set()
-    for name in said.get("required", ()) if isinstance(said.get("required"), list) else ():
+    for name in keywords.get("required", ()) if isinstance(keywords.get("required"), list) else ():
         facts.names.setdefault(str(name), [])
-    if isinstance(said.get("patternProperties"), Mapping):
-        facts.patterns += said["patternProperties"]
-    others = said.get("unevaluatedProperties")
-    facts.opened |= said.get("additionalProperties", False) is not False or others is True
+    if isinstance(keywords.get("patternProperties"), Mapping):
+        facts.patterns += keywords["patternProperties"]
+    others = keywords.get("unevaluatedProperties")
+    facts.opened |= keywords.get("additionalProperties", False) is not False or others is True
     facts.declares |= others is False
-    facts.literal |= ("const" in said or "enum" in said) and not branch
-    facts.whole |= said.get("type") == "integer" and not branch
-    facts.items |= "items" in said
-    facts.bounds |= said.keys() & set(NUMBER)
-    facts.met += 0 if branch else ("pattern" in said) + ("format" in said)
+    facts.literal |= ("const" in keywords or "enum" in keywords) and not branch
+    facts.whole |= keywords.get("type") == "integer" and not branch
+    facts.items |= "items" in keywords
+    facts.bounds |= keywords.keys() & set(NUMBER)
+    facts.met += 0 if branch else ("pattern" in keywords) + ("format" in keywords)
     if facts.met > MOST_PATTERNS:
         raise ConfigError(f"json schema: more than {MOST_PATTERNS} patterns and formats for one string")
-    step = said.get("multipleOf")
+    step = keywords.get("multipleOf")
     if is_number(step) and step:
         scaled = abs(step) if isinstance(step, int) else without_point(step)
         facts.multiple = math.lcm(facts.multiple, scaled)

@@ -1,4 +1,4 @@
-"""Patterns of JSON schemas, in ECMA's dialect, that the grammar compiler supports; told without compiling them."""
+"""Patterns of JSON schemas, in ECMA's dialect, that the grammar compiler supports; decided without compiling them."""
 
 from __future__ import annotations
 

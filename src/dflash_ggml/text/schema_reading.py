@@ -1,4 +1,4 @@
-"""Reader of JSON Schema: what a schema says, what its references name, and which values it allows by their type."""
+"""Reader of JSON Schema: normalised keywords, references, and the values that a schema allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ..errors import ConfigError
 from .schema_patterns import is_regex
 
-# Keywords that say something about a value, by the type that they are about. Others only describe and are dropped.
+# Keywords that constrain a value, by the type that they apply to. Others only describe and are dropped.
 _OBJECT = (
     *(
         "properties",
@@ -76,7 +76,7 @@ _SINGLE = (
 )
 _COUNTS = {f"{end}{what}" for end in ("min", "max") for what in ("Length", "Items", "Properties", "Contains")}
 _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "dependentRequired", *_BY_NAME[1:]))
-# what other keywords may say as well, or none
+# replaced by equivalent keywords, or dropped, where possible
 _REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
 _REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
 _DEEP = 64  # schemas in each other, references followed, whose types are looked for
@@ -107,81 +107,84 @@ class SchemaReader:
         self._typed: dict[int, Typed] = {}  # of what references name, by identity
         self._lock = threading.RLock()
 
-    # --- what a schema says
+    # --- the keywords of a schema
 
-    def said(self, schema: Any) -> dict[str, Any] | bool:
-        """What a schema says, in JSON Schema's own words; True if that is nothing. Raises ConfigError for no schema."""
-        said = _kept(schema)
-        while isinstance(said, dict) and said.keys() == {"allOf"} and _holds_one(said["allOf"]):
-            said = _kept(said["allOf"][0])
-        if isinstance(said, bool):
-            return said
-        if "type" in said and (kind := _standard(said.pop("type"))) is not None:
-            said["type"] = kind
-        for key in said.keys() & _COUNTS:
-            if isinstance(said[key], float) and said[key].is_integer():
-                said[key] = int(said[key])
-        if said.get("properties") == []:
-            said["properties"] = {}  # PHP's empty object
-        if said.keys().isdisjoint(_REWRITTEN):
-            return said or True
+    def keywords(self, schema: Any) -> dict[str, Any] | bool:
+        """The keywords of a schema that constrain a value, normalised; a bool for a schema that allows all or nothing.
+
+        Raises ConfigError for what is no schema.
+        """
+        keywords = _kept(schema)
+        while isinstance(keywords, dict) and keywords.keys() == {"allOf"} and _holds_one(keywords["allOf"]):
+            keywords = _kept(keywords["allOf"][0])
+        if isinstance(keywords, bool):
+            return keywords
+        if "type" in keywords and (kind := _standard(keywords.pop("type"))) is not None:
+            keywords["type"] = kind
+        for key in keywords.keys() & _COUNTS:
+            if isinstance(keywords[key], float) and keywords[key].is_integer():
+                keywords[key] = int(keywords[key])
+        if keywords.get("properties") == []:
+            keywords["properties"] = {}  # PHP's empty object
+        if keywords.keys().isdisjoint(_REWRITTEN):
+            return keywords or True
         for key in _DYNAMIC:
-            if key in said:
-                said.setdefault("$ref", said.pop(key))
-        if "not" in said:
-            denied = _kept(said["not"])
+            if key in keywords:
+                keywords.setdefault("$ref", keywords.pop(key))
+        if "not" in keywords:
+            denied = _kept(keywords["not"])
             if denied is True:
                 return False
             if denied is False:
-                del said["not"]
-        if "if" not in said or not said.keys() & set(_CONDITIONAL):
-            _drop(said, "if", *_CONDITIONAL)
-        if "contains" not in said:
-            _drop(said, "minContains", "maxContains")
-        if not said.keys() & {"$ref", "allOf", *UNIONS, "if", "dependentSchemas"}:
+                del keywords["not"]
+        if "if" not in keywords or not keywords.keys() & set(_CONDITIONAL):
+            _drop(keywords, "if", *_CONDITIONAL)
+        if "contains" not in keywords:
+            _drop(keywords, "minContains", "maxContains")
+        if not keywords.keys() & {"$ref", "allOf", *UNIONS, "if", "dependentSchemas"}:
             # nothing else evaluates anything
-            if "unevaluatedProperties" in said:
-                said.setdefault("additionalProperties", said.pop("unevaluatedProperties"))
-            if "unevaluatedItems" in said:
-                rest = "additionalItems" if isinstance(said.get("items"), list) else "items"
-                said.setdefault(rest, said.pop("unevaluatedItems"))
+            if "unevaluatedProperties" in keywords:
+                keywords.setdefault("additionalProperties", keywords.pop("unevaluatedProperties"))
+            if "unevaluatedItems" in keywords:
+                rest = "additionalItems" if isinstance(keywords.get("items"), list) else "items"
+                keywords.setdefault(rest, keywords.pop("unevaluatedItems"))
         for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
-            if isinstance(said.get(exclusive), bool) and said.pop(exclusive) and plain in said:
-                said[exclusive] = said.pop(plain)  # draft 4 has a switch
-        if "propertyNames" in said:
-            self._name_properties(said)
-        return said or True
+            if isinstance(keywords.get(exclusive), bool) and keywords.pop(exclusive) and plain in keywords:
+                keywords[exclusive] = keywords.pop(plain)  # draft 4 has a switch
+        if "propertyNames" in keywords:
+            self._name_properties(keywords)
+        return keywords or True
 
-    def _name_properties(self, said: dict[str, Any]) -> None:
-        """Put `propertyNames` into the keywords for properties, where these can say it."""
-        names = self.typed(said["propertyNames"])
+    def _name_properties(self, keywords: dict[str, Any]) -> None:
+        """Put `propertyNames` into the keywords for properties, where these can express it."""
+        names = self.typed(keywords["propertyNames"])
         if not names.limited and names.values is None and (not names.types or "string" in names.types):
-            del said["propertyNames"]
+            del keywords["propertyNames"]
             return
-        own, rest = said.get("properties", {}), said.get("additionalProperties", True)
-        if "patternProperties" in said or not isinstance(own, Mapping):
+        own, rest = keywords.get("properties", {}), keywords.get("additionalProperties", True)
+        if "patternProperties" in keywords or not isinstance(own, Mapping):
             return
         if names.values is not None and not names.limited:
             allowed = [name for name in names.values if isinstance(name, str)]
-            said["properties"] = {
+            keywords["properties"] = {
                 name: own.get(name, rest) for name in allowed if name in own or rest is not False
             }
         else:
-            inner = _kept(said["propertyNames"])
-            said_of_names = inner if isinstance(inner, dict) else {}
-            pattern = said_of_names.get("pattern")
-            if own or rest is False or said_of_names.keys() - {"pattern", "type"} or not is_regex(pattern):
+            inner = _kept(keywords["propertyNames"])
+            of_names = inner if isinstance(inner, dict) else {}
+            pattern = of_names.get("pattern")
+            if own or rest is False or of_names.keys() - {"pattern", "type"} or not is_regex(pattern):
                 return
-            said["patternProperties"] = {pattern: rest}
-        said["additionalProperties"] = False
-        del said["propertyNames"]
+            keywords["patternProperties"] = {pattern: rest}
+        keywords["additionalProperties"] = False
+        del keywords["propertyNames"]
 
     def bound(self, schema: Any) -> dict[str, Any] | bool:
-        """What a schema says, without what a grammar cannot express."""
-        said = self.said(schema)
-        if isinstance(said, bool):
-            return said
-        bound = {key: value for key, value in said.items() if key not in _UNBOUND}
+        """The normalised keywords, without those that a grammar cannot express."""
+        keywords = self.keywords(schema)
+        if isinstance(keywords, bool):
+            return keywords
+        bound = {key: value for key, value in keywords.items() if key not in _UNBOUND}
         if isinstance(bound.get("pattern"), str) and not is_regex(bound["pattern"]):
             del bound["pattern"]
         if not isinstance(bound.get("unevaluatedProperties", False), bool):
@@ -194,20 +197,20 @@ class SchemaReader:
     def left_out(self, schema: Any) -> list[str]:
         """What of a schema a grammar does not express: keywords, behind the path of where they stand."""
         found = []
-        for path, said, inside in self.walk(schema):
-            bound = self.bound(said)
+        for path, keywords, inside in self.walk(schema):
+            bound = self.bound(keywords)
             kept = bound if isinstance(bound, dict) else {}
-            lost = [key for key, value in said.items() if key != _NULLABLE and kept.get(key) != value]
+            lost = [key for key, value in keywords.items() if key != _NULLABLE and kept.get(key) != value]
             if inside and "unevaluatedProperties" in kept:
                 lost.append("unevaluatedProperties")
             if lost:
                 found.append(f"{path}: {', '.join(lost)}" if path else ", ".join(lost))
         return found
 
-    # --- what holds together, and what lies inside
+    # --- subschemas
 
-    def together(self, schema: Any, conditional: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
-        """What a schema says, and what its `$ref` and its `allOf` say; with True what branches of unions say.
+    def in_place(self, schema: Any, conditional: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
+        """The keywords of a schema and of those that its `$ref` and `allOf` apply to the same value; True: of unions' branches.
 
         conditional: branches of conditions too. What is no schema is left out.
         """
@@ -217,26 +220,26 @@ class SchemaReader:
         while todo:
             node, branch = todo.pop()
             try:
-                said = self.said(node)
-                if isinstance(said, bool):
+                keywords = self.keywords(node)
+                if isinstance(keywords, bool):
                     continue
-                target = self.target(said["$ref"]) if "$ref" in said else None
+                target = self.target(keywords["$ref"]) if "$ref" in keywords else None
             except ConfigError:
                 continue
-            yield said, branch
+            yield keywords, branch
             if target is not None and id(target) not in seen:
                 seen.add(id(target))
                 todo.append((target, branch))
             for key in ("allOf", *branches):
-                value = said.get(key, [])
+                value = keywords.get(key, [])
                 subs = value if isinstance(value, list) else [value] if key in _CONDITIONAL else []
                 todo += [(sub, branch or key != "allOf") for sub in reversed(subs)]
-            if conditional and isinstance(said.get("dependentSchemas"), Mapping):
-                todo += [(sub, True) for sub in said["dependentSchemas"].values()]
+            if conditional and isinstance(keywords.get("dependentSchemas"), Mapping):
+                todo += [(sub, True) for sub in keywords["dependentSchemas"].values()]
 
     def walk(self, schema: Any) -> Iterator[tuple[str, dict[str, Any], bool]]:
-        """Every schema in `schema` and in what it refers to, once: where it is, what it says, and whether it holds
-        together with another.
+        """Every schema in `schema` and in what it refers to, once: its path, its keywords, and whether another
+        schema applies to the same value.
 
         Raises ConfigError for a reference that names nothing; what is no schema is left out.
         """
@@ -248,27 +251,27 @@ class SchemaReader:
                 continue
             seen.add((id(node), inside))
             try:
-                said = self.said(node)
+                keywords = self.keywords(node)
             except ConfigError:
                 continue
-            if isinstance(said, bool):
+            if isinstance(keywords, bool):
                 continue
             try:
-                inner = list(self.parts(said))
+                inner = list(self.parts(keywords))
             except ConfigError as error:
                 what = str(error).removeprefix("json schema: ")
                 raise ConfigError(f"json schema: {path}: {what}" if path else str(error)) from None
-            yield path, said, inside
+            yield path, keywords, inside
             todo += [((path + label).lstrip("."), sub, held) for label, sub, held in reversed(inner)]
 
-    def parts(self, said: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-        """Schemas inside what a schema says: how to call them, the schema, whether they hold together with it.
+    def parts(self, keywords: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+        """Subschemas: their labels in a path, the schema, whether they apply to the same value as `keywords`.
 
         Raises ConfigError for a reference that names nothing.
         """
-        for key, value in said.items():
+        for key, value in keywords.items():
             if key == "$ref":
-                yield "", self.target(value), len(said) > 1
+                yield "", self.target(value), len(keywords) > 1
             elif key in _BY_NAME and isinstance(value, Mapping):
                 for name, sub in value.items():
                     yield f".{name}" if key.endswith("roperties") else f".{key}.{name}", sub, False
@@ -283,19 +286,19 @@ class SchemaReader:
     # --- which values it allows
 
     def typed(self, schema: Any, depth: int = 0) -> Typed:
-        """The values that a schema allows; any where it does not say or makes no sense."""
+        """The values that a schema allows; any where it leaves them open or is invalid."""
         try:
-            said = self.said(schema)
-            if isinstance(said, bool) or depth > _DEEP:
+            keywords = self.keywords(schema)
+            if isinstance(keywords, bool) or depth > _DEEP:
                 return ANY
-            target = self.target(said["$ref"]) if "$ref" in said else None
+            target = self.target(keywords["$ref"]) if "$ref" in keywords else None
         except (ConfigError, RecursionError):
             return ANY
-        found = Typed(limited=_is_limited(said))
-        if "type" in said:
-            kinds = said["type"] if isinstance(said["type"], list) else [said["type"]]
+        found = Typed(limited=_is_limited(keywords))
+        if "type" in keywords:
+            kinds = keywords["type"] if isinstance(keywords["type"], list) else [keywords["type"]]
             found = _meet(found, Typed(frozenset(kind for kind in kinds if isinstance(kind, str))))
-        for values in ([said["const"]] if "const" in said else None, said.get("enum")):
+        for values in ([keywords["const"]] if "const" in keywords else None, keywords.get("enum")):
             if isinstance(values, (list, tuple)):
                 found = _meet(found, Typed(frozenset(map(type_name, values)), tuple(values)))
         if target is not None:
@@ -305,15 +308,15 @@ class SchemaReader:
                     self._typed[id(target)] = self.typed(target, depth + 1)
                 found = _meet(found, self._typed[id(target)])
         for key in ("allOf", *UNIONS):
-            subs = said.get(key)
+            subs = keywords.get(key)
             if isinstance(subs, list):
                 inner = [self.typed(sub, depth + 1) for sub in subs]
                 for one in inner if key == "allOf" else [_join(inner)]:
                     found = _meet(found, one)
         if not found.types:
-            about = (kind for keywords, kind in _ABOUT if not said.keys().isdisjoint(keywords))
+            about = (kind for names, kind in _ABOUT if not keywords.keys().isdisjoint(names))
             found = replace(found, types=frozenset(about))
-        if found.types and _NULLABLE in said:
+        if found.types and _NULLABLE in keywords:
             found = replace(found, types=found.types | {"null"})
         return found
 
@@ -332,10 +335,10 @@ class SchemaReader:
                 raise ConfigError(f"json schema: $ref {ref!r:.200} names no schema")
             seen.add(ref)
             target = self._lookup(ref)
-            said = _kept(target)
-            if isinstance(said, bool) or set(said) != {"$ref"}:
+            keywords = _kept(target)
+            if isinstance(keywords, bool) or set(keywords) != {"$ref"}:
                 return target
-            ref = said["$ref"]
+            ref = keywords["$ref"]
 
     def _lookup(self, ref: str) -> Any:
         base = self.root.get("$id", "") if isinstance(self.root, Mapping) else ""
@@ -365,7 +368,7 @@ class SchemaReader:
 
 
 def _kept(schema: Any) -> dict[str, Any] | bool:
-    """The keywords that say something, as they are written; True for none."""
+    """The constraining keywords, as they are written; True for none."""
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
@@ -374,7 +377,7 @@ def _kept(schema: Any) -> dict[str, Any] | bool:
 
 
 def _is_void(key: str, value: Any) -> bool:
-    """Whether a keyword says nothing: null for one that is left out, draft 3's `required: true`, ..."""
+    """Whether a keyword constrains nothing: null for one that is left out, draft 3's `required: true`, ..."""
     if value is None:
         return key != "const"
     if key not in _MAY_BE_VOID:
@@ -388,9 +391,9 @@ def _holds_one(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 1
 
 
-def _drop(said: dict[str, Any], *keys: str) -> None:
+def _drop(keywords: dict[str, Any], *keys: str) -> None:
     for key in keys:
-        said.pop(key, None)
+        keywords.pop(key, None)
 
 
 def _standard(kind: Any) -> Any:
@@ -441,12 +444,12 @@ def _values(one: Typed) -> tuple[Any, ...] | None:
     return one.values
 
 
-def _is_limited(said: Mapping[str, Any]) -> bool:
+def _is_limited(keywords: Mapping[str, Any]) -> bool:
     """Whether a string must meet more than its type."""
     return any(
-        key in said
-        and (key != "format" or (isinstance(said[key], str) and said[key] in FORMATS))
-        and (key != "pattern" or is_regex(said[key]))
+        key in keywords
+        and (key != "format" or (isinstance(keywords[key], str) and keywords[key] in FORMATS))
+        and (key != "pattern" or is_regex(keywords[key]))
         for key in STRING
     )
 

@@ -27,8 +27,8 @@ _CONTINUE_MARK = "\x00continue\x00 "
 
 def _words(error: Exception) -> str:
     """What an exception of a template says, in one line that is not too long."""
-    said = str(error.message if isinstance(error, jinja2.TemplateError) and error.message else error)
-    words = " ".join(said.split()) or type(error).__name__
+    message = str(error.message if isinstance(error, jinja2.TemplateError) and error.message else error)
+    words = " ".join(message.split()) or type(error).__name__
     at = f" (line {error.lineno})" if isinstance(error, (jinja2.TemplateSyntaxError, SyntaxError)) else ""
     return (words if len(words) <= WORDS else words[:WORDS] + " ...") + at
 
@@ -83,9 +83,9 @@ class ChatTemplate:
         """What it writes behind a thought, to the closing tag."""
         thought, answer = "qzxj-thought", "qzxj-answer"
         asked = {"role": "user", "content": "x"}
-        said = {"role": "assistant", "content": answer, "reasoning_content": thought}
+        answered = {"role": "assistant", "content": answer, "reasoning_content": thought}
         try:
-            text = self.render([asked, said], add_generation_prompt=False, enable_thinking=True)
+            text = self.render([asked, answered], add_generation_prompt=False, enable_thinking=True)
         except ConfigError:
             text = ""
         between = text.partition(thought)[2].partition(answer)[0]
@@ -151,7 +151,7 @@ class ChatTemplate:
         return text
 
     def generation_header(self) -> str:
-        """What the template appends to open the assistant's turn ("" if that cannot be told)."""
+        """What the template appends to open the assistant's turn ("" if unknown)."""
         probe = [{"role": "user", "content": "x"}]
         try:
             closed, opened = self.render(probe, add_generation_prompt=False), self.render(probe)
@@ -164,8 +164,8 @@ def words_as_thought(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose words before calls are part of its thought: Gemma's template has them end the turn behind the results."""
     if not message.get("tool_calls") or not message["content"].strip():
         return dict(message)
-    said = (message.get("reasoning_content"), message["content"])
-    return {**message, "content": "", "reasoning_content": "\n\n".join(text for text in said if text)}
+    parts = (message.get("reasoning_content"), message["content"])
+    return {**message, "content": "", "reasoning_content": "\n\n".join(text for text in parts if text)}
 
 
 def with_responses(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -212,10 +212,10 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def _normalise_message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: expected an object with role and content")
-    said = message.get("role")
-    role = {"developer": "system", "function": "tool"}.get(str(said), said)
+    given = message.get("role")
+    role = {"developer": "system", "function": "tool"}.get(str(given), given)
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise ConfigError(f"{where}.role: {said!r} is not the name of a role, such as 'user'")
+        raise ConfigError(f"{where}.role: {given!r} is not the name of a role, such as 'user'")
     out: dict[str, Any] = {"role": role, "content": content_text(message.get("content"), f"{where}.content")}
     calls = message.get("tool_calls") or []
     if message.get("function_call"):

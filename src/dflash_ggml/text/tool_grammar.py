@@ -136,7 +136,7 @@ def _json_rules(i: int, name: str, schema: ToolSchema) -> list[str]:
 def _marked_rules(
     i: int, name: str, arguments: Arguments | None, root: Mapping[str, Any], mark: str
 ) -> list[str]:
-    """Gemma's object: texts between marks, all else as JSON; JSON as a whole where arguments cannot be told one by one."""
+    """Gemma's object: texts between marks, all else as JSON; JSON as a whole where arguments cannot be constrained one by one."""
     call = f"call_{i}: {_quote(f'call:{name}')}"
     if arguments is None:
         return [f"{call} args_{i}", f"args_{i}: {_json({**root, 'type': 'object'})}"]

@@ -78,7 +78,7 @@ class ToolCallReader:
             if self._open and self._state == self._between and not cut:
                 self._close_object()
             elif self._open:
-                self._settle(set())  # what waited for the rest of the call is said as it stands
+                self._settle(set())  # what waited for the rest of the call is emitted as it stands
                 self.whole = False
                 self._end_call()
             self._buf, self.done = "", True
@@ -249,7 +249,7 @@ class ToolCallReader:
         return False
 
     def _at_tag(self, *tags: str) -> bool:
-        """Whether the buffer can be told from a tag by now."""
+        """Whether the buffer is known not to be a tag."""
         return self._final or not any(tag != self._buf and tag.startswith(self._buf) for tag in tags)
 
     # --- parameters

@@ -21,7 +21,7 @@ _OVERALL = (*UNIONS, "patternProperties", "minProperties", "maxProperties")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One that a tool takes; `schema` is all that is said of it."""
+    """An argument of a tool; `schema` constrains its value."""
 
     schema: Any
     typed: Typed
@@ -30,7 +30,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """All that a tool takes, where they can be told one by one. others: what further ones must be, None for none."""
+    """All arguments of a tool, where each can be constrained by itself. others: of any further name; None where there is none."""
 
     named: Mapping[str, Argument]
     others: Argument | None
@@ -46,17 +46,17 @@ class ToolSchema:
         self.required: set[str] = set()  # names, whichever branch of a union holds
         self._others: list[tuple[str, Any]] = []  # pattern of names, and the schema
         self._typed: dict[str, Typed] = {}
-        for said, branch in self.reader.together(parameters, conditional=True):
-            for name, sub in _items(said, "properties"):
+        for keywords, branch in self.reader.in_place(parameters, conditional=True):
+            for name, sub in _items(keywords, "properties"):
                 self.declared.setdefault(name, {False: [], True: []})[branch].append(sub)
-            self._others += _items(said, "patternProperties")
-            if "additionalProperties" in said:
-                self._others.append(("", said["additionalProperties"]))
-            if not branch and isinstance(said.get("required"), list):
-                self.required.update(name for name in said["required"] if isinstance(name, str))
+            self._others += _items(keywords, "patternProperties")
+            if "additionalProperties" in keywords:
+                self._others.append(("", keywords["additionalProperties"]))
+            if not branch and isinstance(keywords.get("required"), list):
+                self.required.update(name for name in keywords["required"] if isinstance(name, str))
 
     def typed(self, name: str) -> Typed:
-        """The values that an argument may have; any where the schema does not say."""
+        """The values that an argument may have; any where the schema leaves it open."""
         own = self.declared.get(name)
         if own is None:
             # which of several patterns holds may not be certain
@@ -85,12 +85,12 @@ class ToolSchema:
         return value
 
     def arguments(self) -> Arguments | None:
-        """What a call must hold where each argument can be told by itself; None where they cannot."""
+        """All arguments, where each can be constrained by itself, else None."""
         named: dict[str, list[Any]] = {}
         others: list[Any] = []
         n_speaking = 0
-        for said, branch in self.reader.together(self.parameters):
-            bound = self.reader.bound(said)
+        for keywords, branch in self.reader.in_place(self.parameters):
+            bound = self.reader.bound(keywords)
             if branch or not isinstance(bound, dict) or any(key in bound for key in _OVERALL):
                 return None
             required = bound.get("required", [])
@@ -121,8 +121,10 @@ class ToolSchema:
 
     def _argument(self, schema: Any, required: bool) -> Argument:
         """Raises ConfigError for one whose text between tags would not tell its value, or could not be held to it."""
-        said = self.reader.said(schema)
-        if said is False or (isinstance(said, dict) and not isinstance(said.get("enum", []), list)):
+        keywords = self.reader.keywords(schema)
+        if keywords is False or (
+            isinstance(keywords, dict) and not isinstance(keywords.get("enum", []), list)
+        ):
             raise ConfigError("not an argument")
         typed = self.reader.typed(schema)
         words = [value for value in typed.values or () if isinstance(value, str)]
@@ -167,8 +169,8 @@ def _number(text: str) -> Any:
     return value if math.isfinite(value) else text
 
 
-def _items(said: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    found = said.get(key)
+def _items(keywords: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    found = keywords.get(key)
     return ((str(name), sub) for name, sub in found.items()) if isinstance(found, Mapping) else iter(())
 
 

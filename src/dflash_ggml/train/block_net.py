@@ -135,9 +135,9 @@ class BlockNet(nn.Module):
             )
             right = (logits.argmax(-1) == labels[rows]).float()
             asked = torch.cat([hidden[rows], self.markov_head.markov_w1(before[rows]).type_as(hidden)], -1)
-        told = self.confidence_head.proj(asked)[:, 0].float()
+        logit = self.confidence_head.proj(asked)[:, 0].float()
         w = weights[rows]
-        loss = F.binary_cross_entropy_with_logits(told, right, reduction="none")
+        loss = F.binary_cross_entropy_with_logits(logit, right, reduction="none")
         return (loss * w).sum() / w.sum().clamp_min(1e-6)
 
     def behind(self, ids: Tensor, anchors: Tensor, stop: Tensor) -> tuple[Tensor, Tensor, Tensor]:

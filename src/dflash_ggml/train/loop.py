@@ -185,26 +185,26 @@ class Trainer:
             flat = flat.pin_memory().to(device, non_blocking=True)
         return flat[:n], flat[n : 2 * n], flat[2 * n :].view(n, -1)
 
-    def fit(self, told: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> bool:
+    def fit(self, report: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> bool:
         """Train to the end; False where `stop` ended it before. The draft and the checkpoint are written either way."""
         began, before = time.monotonic(), self.seconds
-        saved = said = began
+        saved = reported = began
         losses: list[Tensor] = []
         first = self.step
         while self.run.progress(self.step, self.seconds) < 1 and not stop():
             losses.append(self.one())
             now = time.monotonic()
             self.seconds = before + now - began
-            if now - said >= 5 or self.step <= first + 2:
-                told(self._line(self._mean(losses), (self.step - first) / (now - began)))
-                losses, said = [], now
+            if now - reported >= 5 or self.step <= first + 2:
+                report(self._line(self._mean(losses), (self.step - first) / (now - began)))
+                losses, reported = [], now
             if now - saved >= 60 * self.run.save_minutes:
                 self._mean(losses)
                 self.save()
-                told(f"step {self.step}: {self.check()}")
+                report(f"step {self.step}: {self.check()}")
                 saved = now
         if losses:
-            told(self._line(self._mean(losses), (self.step - first) / (now - began)))
+            report(self._line(self._mean(losses), (self.step - first) / (now - began)))
         self.save()
         return self.run.progress(self.step, self.seconds) >= 1
 

@@ -17,7 +17,7 @@ from .recipe import TargetSizes
 
 KEPT = "own-text.npz"
 BEGUN = "own-text-begun.npz"
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Writes(Protocol):
@@ -33,7 +33,7 @@ class Writes(Protocol):
         batch: int,
         seed: int,
         done: int,
-        told: Told,
+        report: Report,
     ) -> Iterator[Rows]:
         """The rows of each batch, of all prompts but the `done` first ones in the order in which it takes them."""
         ...
@@ -47,7 +47,7 @@ def write_rows(
     temperatures: Sequence[float],
     batch: int,
     seed: int,
-    told: Told,
+    report: Report,
     stop: Callable[[], bool],
 ) -> Rows:
     """What the target writes behind each prompt, also in the folder as `KEPT`; until that is whole, as `BEGUN`.
@@ -60,15 +60,15 @@ def write_rows(
     done = 0
     if begun.exists():
         parts, done = [load_rows(begun)], _done(begun, mark)
-        told(f"text: going on from {begun}, {done} of {len(prompts)} rows")
+        report(f"text: going on from {begun}, {done} of {len(prompts)} rows")
     folder.mkdir(parents=True, exist_ok=True)
-    for rows in target.write(prompts, length, temperatures, batch, seed, done, told):
+    for rows in target.write(prompts, length, temperatures, batch, seed, done, report):
         parts = [joined([*parts, rows])]
         done = min(done + batch, len(prompts))
         _save(begun, parts[0], done, mark)
-        told(f"text: {done} of {len(prompts)} rows")
+        report(f"text: {done} of {len(prompts)} rows")
         if done < len(prompts) and stop():
-            told(f"text: kept in {begun}; the same command goes on")
+            report(f"text: kept in {begun}; the same command goes on")
             raise KeyboardInterrupt
     parts[0].save(folder / KEPT)
     begun.unlink(missing_ok=True)

@@ -226,7 +226,7 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
-    if shape.causal_windows:  # how layers with a window run where nothing is said
+    if shape.causal_windows:  # how layers with a window run by default
         del config["is_causal"]
     if shape.kind == "dspark":
         config |= drafting | {"markov_rank": shape.rank, "sample_from_anchor": shape.from_anchor}

@@ -18,7 +18,7 @@ from .corpus import Rows
 from .gated_delta import hasten
 from .recipe import TargetSizes
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
@@ -124,7 +124,7 @@ class TargetModel:
         batch: int,
         seed: int,
         done: int = 0,
-        told: Told = lambda line: None,
+        report: Report = lambda line: None,
     ) -> Iterator[Rows]:
         """What the target writes behind each prompt, until `length` tokens in all or its end of text: a batch's rows at a time.
 
@@ -140,7 +140,7 @@ class TargetModel:
             own_seed = int(np.random.SeedSequence((seed, at)).generate_state(1)[0])
             generator = torch.Generator(self.device).manual_seed(own_seed)
             ids, ends = self._write(
-                [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator, told
+                [prompts[i] for i in rows], length, [temperatures[i] for i in rows], generator, report
             )
             kept = ends - starts[rows] >= 2
             yield Rows(ids[kept], starts[rows][kept].astype(np.int64), ends[kept].astype(np.int64))
@@ -151,7 +151,7 @@ class TargetModel:
         length: int,
         temperatures: list[float],
         generator: torch.Generator,
-        told: Told,
+        report: Report,
     ):
         device, n = self.device, len(prompts)
         known = torch.full((n, length), -1, device=device)
@@ -161,7 +161,7 @@ class TargetModel:
         ids, ends = known.clone(), torch.full((n,), length, device=device)
         heat = torch.tensor(temperatures, device=device)[:, None]
         given, cache, began = known[:, :first], None, time.monotonic()
-        said = began
+        reported = began
         for at in range(first, length):
             logits, cache = self.step(given, cache, length)
             logits = logits.float()
@@ -174,9 +174,9 @@ class TargetModel:
             if at % 16 == 0:
                 if bool((ends <= at).all()):
                     break
-                if (now := time.monotonic()) - said > 5:
-                    rate, said = (at - first) * n / (now - began), now
-                    told(f"text: position {at} of {length} in {n} rows, {rate:.0f} tokens/s")
+                if (now := time.monotonic()) - reported > 5:
+                    rate, reported = (at - first) * n / (now - began), now
+                    report(f"text: position {at} of {length} in {n} rows, {rate:.0f} tokens/s")
         return ids.clamp_min(0).int().cpu().numpy(), ends.cpu().numpy()
 
 

@@ -108,7 +108,7 @@ class DFlashDrafter(Drafter):
         return [found for part in passes for found in self._batch(part, depth)]
 
     def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """The block of a lone sequence of state index 0, whose graph is told of masks instead of ranges."""
+        """The block of a lone sequence of state index 0, whose graph takes masks instead of ranges."""
         p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)

@@ -167,7 +167,7 @@ class MtpDrafter(Drafter):
         )
 
     def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """Of a lone sequence, whose graph is told of a mask instead of ranges."""
+        """Of a lone sequence, whose graph takes a mask instead of ranges."""
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
             self._take_in(sequence, len(sequence.unseen) - self.room)

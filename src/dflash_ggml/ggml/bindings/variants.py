@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
 
 
 def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
-    """What the first CPU has, by the kernel's names; nothing where that cannot be told."""
+    """What the first CPU has, by the kernel's names; empty where unknown."""
     try:
         lines = Path(cpuinfo).read_text().splitlines()
     except OSError:

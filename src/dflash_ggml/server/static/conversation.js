@@ -1,5 +1,5 @@
 // A conversation as plain data: a tree of messages, of which the path to `head` is shown. Asking again or changing
-// a question adds a sibling; nothing that was said is lost until it is deleted.
+// a question adds a sibling; no message is lost until it is deleted.
 
 const TITLE = 60; // characters of the first question
 
@@ -61,7 +61,7 @@ export function removeMessage(conversation, node) {
   else conversation.head = node.parent;
 }
 
-/** What the model is told of a message's files and text. */
+/** What the model sees of a message's files and text. */
 export function wording(node) {
   const files = (node.files ?? []).map(({ name, text }) => {
     const fence = "`".repeat(Math.max(3, ...(text.match(/`+/g) ?? []).map((run) => run.length + 1)));

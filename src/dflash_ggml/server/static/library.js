@@ -101,7 +101,7 @@ export class Library {
     if (all.length) await this.removeThese(all, `${all.length} conversation${all.length === 1 ? "" : "s"} deleted`);
   }
 
-  async removeThese(list, said) {
+  async removeThese(list, message) {
     for (const { id } of list) {
       this.page.answers.get(id)?.stop();
       this.gone.add(id);
@@ -109,7 +109,7 @@ export class Library {
     }
     if (this.gone.has(this.page.current().id)) this.page.blank();
     await this.refresh();
-    toast(said, "Undo", async () => {
+    toast(message, "Undo", async () => {
       for (const one of list) {
         this.gone.delete(one.id);
         await this.save(one);

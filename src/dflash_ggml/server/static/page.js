@@ -199,7 +199,7 @@ function remove(where, node) {
 // ---- controls of the page
 
 function newChat() {
-  running.get(conversation.id)?.stop(); // what it said stays with its own conversation
+  running.get(conversation.id)?.stop(); // its text stays with its own conversation
   open(null);
 }
 
