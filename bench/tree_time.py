@@ -27,7 +27,7 @@ from dflash_ggml.decode.tree import expand, observers
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from reference import calibrated, copying, merging, trees
+from reference import calibrated, merging, trees, voting
 
 DEPTHS, RANKS, BUDGETS = 15, 16, (31, 63)
 STAGES = ("grow", "probabilities", "calibration", "copies", "observers")
@@ -61,11 +61,11 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
     windows = [[*ids[:, 0].tolist(), *range(budget - DEPTHS)] for _ in range(3)]
     windows[1][4], windows[2][9] = 7, 8
     places = windows, [20, 9, 4], budget
-    rates, rates_in_python = LookupRates(LookupRates()), copying.LookupRates(copying.LookupRates())
+    rates, rates_in_python = LookupRates(LookupRates()), voting.LookupRates(voting.LookupRates())
     known, known_in_python = Calibration(Calibration()), calibrated.Calibration(calibrated.Calibration())
     is_merged = kind in ("merged", "copies")
     beside = None if kind == "copies" else rows
-    copied, copied_in_python = LookupCandidates(*places), copying.LookupCandidates(*places)
+    copied, copied_in_python = LookupCandidates(*places), voting.LookupCandidates(*places)
 
     def grow() -> Any:
         if is_merged:
@@ -82,7 +82,7 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
         return trees.grown_of_rows(0, ids.tolist(), scores.tolist(), budget, False)
 
     tree = grow()
-    with_lists = copying.with_lists(tree) if is_merged else tree
+    with_lists = voting.with_lists(tree) if is_merged else tree
     path = [0]
     while len(path) <= 6 and len(children := np.flatnonzero(tree.parents == path[-1])):
         path.append(int(children[0]))
@@ -101,7 +101,7 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
     }
     if is_merged:
         in_c["copies"] = lambda: observe(tree, accepted, rates)
-        in_python["copies"] = lambda: copying.observe(with_lists, accepted, rates_in_python)
+        in_python["copies"] = lambda: voting.observe(with_lists, accepted, rates_in_python)
     return in_c, in_python
 
 

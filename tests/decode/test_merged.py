@@ -25,12 +25,12 @@ def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12
     return Rows(ids, np.minimum(scores, 0).astype(np.float32))
 
 
-def copies_of(rng: np.random.Generator, places: int, depth: int, n_vocab: int = 12) -> LookupCandidates:
-    windows = [rng.integers(0, n_vocab, rng.integers(1, depth + 1)).tolist() for _ in range(places)]
+def lookup_of(rng: np.random.Generator, matches: int, depth: int, n_vocab: int = 12) -> LookupCandidates:
+    windows = [rng.integers(0, n_vocab, rng.integers(1, depth + 1)).tolist() for _ in range(matches)]
     for window in windows[1:]:
         if rng.random() < 0.6:
             window[:2] = windows[0][: len(window)][:2]
-    return LookupCandidates(windows, rng.integers(2, 40, places).tolist(), depth)
+    return LookupCandidates(windows, rng.integers(2, 40, matches).tolist(), depth)
 
 
 def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
@@ -42,18 +42,18 @@ def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def distribution(
-    rows: Rows | None, copied: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
+    rows: Rows | None, lookup: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
 ) -> dict[int, float]:
     """The next token after a path, from the definition; tokens that nobody offers are left out."""
     windows = [
         (window, length)
-        for window, length in zip(copied.windows, copied.lengths)
+        for window, length in zip(lookup.windows, lookup.lengths)
         if list(path) == list(window[: len(path)])
     ]
     depth = len(path)
     votes: dict[int, list[int]] = {}
     for window, length in windows:
-        if depth < len(window) and depth < copied.depth:
+        if depth < len(window) and depth < lookup.depth:
             votes.setdefault(window[depth], []).append(length)
     draft = {}
     if rows is not None and depth < len(rows.ids):  # a plain row stands whatever comes before it
@@ -64,8 +64,8 @@ def distribution(
         bucket = sum(max(who) + depth >= first for first in (3, 4, 6, 9, 16, 32))
         share = sum(2 ** min(n, 16) for n in who) / total_weight
         vote = min(len(who), 3) - 1 if len(votes) == 1 else 3 if share >= 0.6 else 4 if share >= 0.25 else 5
-        said = draft.get(token, 0.0)
-        beside = 0 if not draft else 1 + sum(said >= least for least in (0.1, 0.5, 0.9))
+        promised = draft.get(token, 0.0)
+        beside = 0 if not draft else 1 + sum(promised >= least for least in (0.1, 0.5, 0.9))
         found[token] = rates.rates[(bucket * N_VOTES + vote) * N_DRAFT + beside]
     total = sum(found.values())
     if total > 0.98:
@@ -79,18 +79,18 @@ def distribution(
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 4), st.integers(1, 25))
-def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, budget):
+def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, matches, budget):
     rng = np.random.default_rng(seed)
     rows = rows_of(rng, depths, 3) if depths else None
-    copied, rates = copies_of(rng, places, 6), LookupRates()
-    tree = Merged(rows, copied, rates).grow(7, budget)
+    lookup, rates = lookup_of(rng, matches, 6), LookupRates()
+    tree = Merged(rows, lookup, rates).grow(7, budget)
     assert len({tokens_of(tree, n) for n in range(1, tree.width)}) == tree.n_nodes <= budget
     for node in range(1, tree.width):
         path = tokens_of(tree, node)
         log_prob = 0.0
         for d in range(len(path)):
-            # copies of unlikely paths are not followed
-            followed = copied if log_prob > np.log(LEAST) else LookupCandidates([], [], 6)
+            # prompt lookup on unlikely paths is not followed
+            followed = lookup if log_prob > np.log(LEAST) else LookupCandidates([], [], 6)
             log_prob += np.log(distribution(rows, followed, rates, path[:d])[path[d]])
         assert tree.log_probs[node] == pytest.approx(log_prob, abs=1e-3)
     assert (np.diff(tree.log_probs[1:]) <= 1e-5).all()
@@ -100,30 +100,30 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, places, bu
         for node in range(tree.width):
             if tree.log_probs[node] > np.log(LEAST):
                 path = tokens_of(tree, node)
-                for token, p in distribution(rows, copied, rates, path).items():
+                for token, p in distribution(rows, lookup, rates, path).items():
                     assert (*path, token) in inside or tree.log_probs[node] + np.log(p) <= least + 1e-4
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 25))
-def test_what_copies_alone_are_worth_is_what_growing_them_gives(seed, places, budget):
-    copied, rates = copies_of(np.random.default_rng(seed), places, 6), LookupRates()
-    tree = Merged(None, copied, rates).grow(7, budget)
-    gains = copied.gains(rates, budget)
+def test_gains_of_lookup_alone_equal_those_of_its_tree(seed, matches, budget):
+    lookup, rates = lookup_of(np.random.default_rng(seed), matches, 6), LookupRates()
+    tree = Merged(None, lookup, rates).grow(7, budget)
+    gains = lookup.gains(rates, budget)
     assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
 
-def test_what_copies_are_worth_is_asked_for_budgets_of_any_size():
-    copied, rates = LookupCandidates([[1, 2], [1, 3]], [3, 4], 2), LookupRates()
-    assert copied.gains(rates, 10**12) == copied.gains(rates, 4)
-    assert copied.gains(rates, 0) == [1.0]
+def test_gains_of_budgets_of_any_size():
+    lookup, rates = LookupCandidates([[1, 2], [1, 3]], [3, 4], 2), LookupRates()
+    assert lookup.gains(rates, 10**12) == lookup.gains(rates, 4)
+    assert lookup.gains(rates, 0) == [1.0]
     with pytest.raises(ValueError, match="budget"):
-        copied.gains(rates, -1)
+        lookup.gains(rates, -1)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
-def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, places):
+def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, matches):
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 4), copies_of(rng, places, 5), LookupRates()).grow(0, 60)
+    tree = Merged(rows_of(rng, depths, 4), lookup_of(rng, matches, 5), LookupRates()).grow(0, 60)
     sums = np.zeros(tree.width)
     for node in range(1, tree.width):
         parent = tree.parents[node]
@@ -142,7 +142,7 @@ def test_a_token_of_both_is_one_node_with_both_cursors():
 
 
 def test_any_candidates_can_be_merged():
-    """Rows with pair scores and tries go through their cursors; without copies below they are as they were alone."""
+    """Rows with pair scores and tries go through their cursors; without votes below they are as they were alone."""
     rng = np.random.default_rng(3)
     rows = rows_of(rng, 3, 3)
     paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
@@ -159,15 +159,15 @@ def test_any_candidates_can_be_merged():
 
 
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 3), st.integers(1, 12))
-def test_the_spine_takes_the_best_child_each_time(seed, depths, places, length):
+def test_the_spine_takes_the_best_child_each_time(seed, depths, matches, length):
     rng = np.random.default_rng(seed)
     rows = rows_of(rng, depths, 3) if depths else None
-    copied, rates = copies_of(rng, places, 6), LookupRates()
-    merged = Merged(rows, copied, rates)
+    lookup, rates = lookup_of(rng, matches, 6), LookupRates()
+    merged = Merged(rows, lookup, rates)
     chain = merged.spine(3, length)
     assert chain.parents.tolist() == list(range(-1, chain.n_nodes)) and chain.n_nodes <= length
     for node in range(chain.n_nodes):
-        children = distribution(rows, copied, rates, tokens_of(chain, node))
+        children = distribution(rows, lookup, rates, tokens_of(chain, node))
         assert children[int(chain.tokens[node + 1])] == pytest.approx(max(children.values()), abs=1e-5)
     seeded = merged.grow(3, length + 3, chain_seed=True)
     n = min(chain.n_nodes, seeded.n_nodes)
@@ -196,7 +196,7 @@ def test_rates_follow_what_was_right():
     assert other.rates[low] > 0.9 > 0.1 > rates.rates[low]
 
 
-def test_a_text_that_turns_to_copying_is_followed_at_once():
+def test_a_text_that_begins_to_repeat_is_followed_at_once():
     """All cells move together before any of them has samples of its own, and no further than the text goes."""
     rates, (low, high) = LookupRates(LookupRates()), cells()
     first = list(rates.rates)
@@ -230,14 +230,14 @@ def test_votes_are_learned_where_the_walk_came():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))
-def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, places):
+def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, matches):
     """Without samples the draft's own word stands, and a vote's probability is what it was grown with."""
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 3), copies_of(rng, places, 4), LookupRates()).grow(0, 20)
+    tree = Merged(rows_of(rng, depths, 3), lookup_of(rng, matches, 4), LookupRates()).grow(0, 20)
     np.testing.assert_allclose(Calibration().path_probabilities(tree), np.exp(tree.log_probs), rtol=1e-3)
 
 
-def test_calibration_counts_a_draft_only_where_no_copy_was_right():
+def test_calibration_counts_a_draft_only_where_no_vote_was_right():
     calibration = Calibration()
     rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
     tree = Merged(rows, LookupCandidates([[9]], [12], 1), LookupRates()).grow(0, 8)
@@ -248,9 +248,9 @@ def test_calibration_counts_a_draft_only_where_no_copy_was_right():
         calibration.observe(tree, walk(tree, lambda node: 6))
     assert sum(calibration.tried) == 60 and sum(calibration.hits) == pytest.approx(30)
     p = calibration.path_probabilities(tree)
-    said = np.exp(tree.log_probs)
+    promised = np.exp(tree.log_probs)
     for node, token in itertools.islice(enumerate(tree.tokens.tolist()), 1, None):
-        assert (p[node] > said[node]) == (token == 6) or token == 9
+        assert (p[node] > promised[node]) == (token == 6) or token == 9
 
 
 def test_the_first_nodes_keep_their_sources():
@@ -265,22 +265,22 @@ def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     rows = Rows([[5, 6], [7, 8]], np.log([[0.5, 0.4], [0.5, 0.4]]).astype(np.float32))
     rates = LookupRates(LookupRates())
     assert rates.trust == 1
-    copied = LookupCandidates([[5, 9]], [2], 2)
+    lookup = LookupCandidates([[5, 9]], [2], 2)
     for _ in range(60):  # neither the vote's token nor the draft's others ever come
-        tree = Merged(rows, copied, rates).grow(0, 6)
+        tree = Merged(rows, lookup, rates).grow(0, 6)
         observe(tree, walk(tree, lambda node: 30), rates)
     assert rates.trust < 0.2
-    tree = Merged(rows, copied, rates).grow(0, 6)
+    tree = Merged(rows, lookup, rates).grow(0, 6)
     other = next(node for node in range(1, tree.width) if tokens_of(tree, node) == (6,))
     assert np.exp(tree.log_probs[other]) == pytest.approx(
         0.8 * tree.evidence.rests[0] * rates.trust, rel=1e-3
     )
-    # a controller's calibration sees what the draft said, not what was left of it
+    # a controller's calibration sees the draft's own probability, not what was left of it
     calibration = Calibration()
     assert calibration.path_probabilities(tree)[other] == pytest.approx(
         0.8 * tree.evidence.rests[0], rel=1e-3
     )
     for _ in range(100):  # and it comes back
-        tree = Merged(rows, copied, rates).grow(0, 6)
+        tree = Merged(rows, lookup, rates).grow(0, 6)
         observe(tree, walk(tree, lambda node: 6), rates)
     assert rates.trust > 0.5

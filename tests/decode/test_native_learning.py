@@ -15,13 +15,13 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.tree import Tree, expand
-from reference import calibrated, copying
+from reference import calibrated, voting
 
 seeds = st.integers(0, 2**32)
 
 
 def tree_of(rng: np.random.Generator, rates: LookupRates) -> Tree:
-    """A tree of a draft, merged with copies more often than not, and cut now and then."""
+    """A tree of a draft, usually merged with prompt lookup, and cut now and then."""
     depths, budget = int(rng.integers(1, 12)), int(rng.integers(0, 40))
     scores = -np.sort(rng.exponential(size=(depths, 4)), axis=1)
     scores -= np.log(np.exp(scores).sum(1, keepdims=True)) * rng.random()
@@ -50,27 +50,30 @@ def walked(rng: np.random.Generator, tree: Tree) -> Accepted:
     return Accepted(tuple(path), (0,) * len(path), last is not None, last)
 
 
-def same(a: LookupRates, b: copying.LookupRates) -> None:
+def same(a: LookupRates, b: voting.LookupRates) -> None:
     known = b if b._prior is None else b._prior
     assert (a.trend, a.trust) == (b.trend, b.trust)
-    assert a.rates == copying.LookupRates.rates.fget(b)  # type: ignore[attr-defined]
+    assert a.rates == voting.LookupRates.rates.fget(b)  # type: ignore[attr-defined]
     assert list(a.native.tried) == b._tried and list(a.native.hits) == b._hits
     if a._prior is not None and b._prior is not None:
-        assert (list(a._prior.native.own), a._prior.native.draft_said) == (known._own, known._draft_said)
+        assert (list(a._prior.native.own), a._prior.native.draft_promised) == (
+            known._own,
+            known._draft_promised,
+        )
 
 
 @given(seeds, st.booleans())
 def test_walks(seed: int, is_first: bool) -> None:
-    """Of a text alone, and of one behind others: calibration, copies' rates, and what is expected of the next tree."""
+    """Of a text alone, and of one behind others: calibration, rates of prompt lookup, and the gains expected of the next tree."""
     rng = np.random.default_rng(seed)
     known, known_in_python = Calibration(), calibrated.Calibration()
-    rates, rates_in_python = LookupRates(), copying.LookupRates()
+    rates, rates_in_python = LookupRates(), voting.LookupRates()
     if not is_first:
         known, known_in_python = Calibration(known), calibrated.Calibration(known_in_python)
-        rates, rates_in_python = LookupRates(rates), copying.LookupRates(rates_in_python)
+        rates, rates_in_python = LookupRates(rates), voting.LookupRates(rates_in_python)
     for _ in range(12):
         tree = tree_of(rng, rates)
-        with_lists = tree if tree.evidence is None else copying.with_lists(tree)
+        with_lists = tree if tree.evidence is None else voting.with_lists(tree)
         found = known.path_probabilities(tree)
         assert found.tolist() == known_in_python.path_probabilities(with_lists)
         accepted = walked(rng, tree)
@@ -80,7 +83,7 @@ def test_walks(seed: int, is_first: bool) -> None:
         assert (known.hits, known.tried) == (known_in_python.hits, known_in_python.tried)
         if tree.evidence is not None:
             observe(tree, accepted, rates)
-            copying.observe(with_lists, accepted, rates_in_python)
+            voting.observe(with_lists, accepted, rates_in_python)
             same(rates, rates_in_python)
 
 
@@ -112,9 +115,9 @@ def test_trees_side_by_side_that_are_none() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 209), st.booleans()), max_size=300), st.booleans())
 def test_samples(samples: list[tuple[int, bool]], is_first: bool) -> None:
-    rates, expected = LookupRates(), copying.LookupRates()
+    rates, expected = LookupRates(), voting.LookupRates()
     if not is_first:
-        rates, expected = LookupRates(rates), copying.LookupRates(expected)
+        rates, expected = LookupRates(rates), voting.LookupRates(expected)
     for start in range(0, len(samples), 7):
         rates.learn(samples[start : start + 7])
         expected.learn(samples[start : start + 7])
@@ -122,7 +125,7 @@ def test_samples(samples: list[tuple[int, bool]], is_first: bool) -> None:
 
 
 def test_many_samples_of_a_cell_fade() -> None:
-    rates, expected = LookupRates(LookupRates()), copying.LookupRates(copying.LookupRates())
+    rates, expected = LookupRates(LookupRates()), voting.LookupRates(voting.LookupRates())
     for at in range(300):
         rates.learn([(5, at % 3 == 0)])
         expected.learn([(5, at % 3 == 0)])

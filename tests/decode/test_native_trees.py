@@ -16,7 +16,7 @@ from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
 from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
-from reference import copying, merging
+from reference import merging, voting
 from reference.trees import Pairs, grown, grown_of_rows, spine_of
 from reference.trees import observers as observers_in_python
 
@@ -71,28 +71,28 @@ def several(rng: np.random.Generator, depths: int, ranks: int) -> Several:
     return Several(parts)
 
 
-def places_of(rng: np.random.Generator, places: int, depth: int) -> tuple[list[list[int]], list[int], int]:
-    """Windows of places, some of which agree for a while, and the lengths of their matches."""
-    windows = [rng.integers(0, 12, rng.integers(1, depth + 3)).tolist() for _ in range(places)]
+def matches_of(rng: np.random.Generator, matches: int, depth: int) -> tuple[list[list[int]], list[int], int]:
+    """Windows of matches, some of which agree for a while, and the lengths of their matches."""
+    windows = [rng.integers(0, 12, rng.integers(1, depth + 3)).tolist() for _ in range(matches)]
     for window in windows[1:]:
         if rng.random() < 0.6:
             agreed = int(rng.integers(1, depth + 1))
             window[:agreed] = windows[0][: len(window)][:agreed]
-    return windows, rng.integers(2, 49, places).tolist(), depth
+    return windows, rng.integers(2, 49, matches).tolist(), depth
 
 
-def rates_of(rng: np.random.Generator) -> tuple[LookupRates, copying.LookupRates]:
+def rates_of(rng: np.random.Generator) -> tuple[LookupRates, voting.LookupRates]:
     """Rates with a history, in C and in Python."""
-    first, second = LookupRates(), copying.LookupRates()
-    both = (LookupRates(first), copying.LookupRates(second)) if rng.random() < 0.7 else (first, second)
+    first, second = LookupRates(), voting.LookupRates()
+    both = (LookupRates(first), voting.LookupRates(second)) if rng.random() < 0.7 else (first, second)
     for _ in range(rng.integers(0, 6)):
         samples = [(int(cell), bool(rng.random() < 0.6)) for cell in rng.integers(0, 210, rng.integers(0, 9))]
         for rates in both:
             rates.learn(samples)
     for _ in range(rng.integers(0, 4)):
-        said, is_right = float(rng.random()), bool(rng.random() < 0.3)
-        copying.LookupRates.learn_trust(both[1], said, is_right)
-        first.native.draft_said = second._draft_said
+        promised, is_right = float(rng.random()), bool(rng.random() < 0.3)
+        voting.LookupRates.learn_trust(both[1], promised, is_right)
+        first.native.draft_promised = second._draft_promised
         first.native.draft_right = second._draft_right
     return both
 
@@ -184,17 +184,17 @@ def test_rows_that_are_views_of_a_wider_block() -> None:
     st.integers(0, 60),
     st.sampled_from(["best", "seeded", "spine"]),
 )
-def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: int, order: str) -> None:
+def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: int, order: str) -> None:
     rng = np.random.default_rng(seed)
     drafts: dict[str, Candidates | None] = {"none": None, "plain": rows_of(rng, depths, 5)}
     drafts["pairs"] = paired(rng, depths, 5)
     drafts["asked"] = Possible(drafts["plain"])  # type: ignore[arg-type]
     drafts["several"] = several(rng, depths, 5)
     draft = drafts[kind]
-    windows = places_of(rng, places, int(rng.integers(1, 20)))
+    windows = matches_of(rng, matches, int(rng.integers(1, 20)))
     rates, rates_in_python = rates_of(rng)
     merged = Merged(draft, LookupCandidates(*windows), rates)
-    expected_of = merging.Merged(draft, copying.LookupCandidates(*windows), rates_in_python)
+    expected_of = merging.Merged(draft, voting.LookupCandidates(*windows), rates_in_python)
     if order == "spine":
         tree, expected = merged.spine(7, budget), expected_of.spine(7, budget)
     else:
@@ -210,10 +210,10 @@ def test_merged_trees(seed: int, kind: str, depths: int, places: int, budget: in
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 20), st.integers(0, 60))
-def test_what_copies_say_and_are_worth(seed: int, places: int, depth: int, budget: int) -> None:
+def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
-    windows = places_of(rng, places, depth)
-    copied, expected = LookupCandidates(*windows), copying.LookupCandidates(*windows)
+    windows = matches_of(rng, matches, depth)
+    copied, expected = LookupCandidates(*windows), voting.LookupCandidates(*windows)
     rates, rates_in_python = rates_of(rng)
     assert copied.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
     open_ = [(copied.root, expected.root)]

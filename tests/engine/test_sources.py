@@ -229,7 +229,7 @@ def test_texts_may_be_forgotten_while_one_is_written():
     copies.forget()
     sequence.tokens += [7, 8, 9, 10]
     sequence.pending = 1
-    assert copies.look_up(sequence) is None or len(copies.text) == 10
+    assert copies.look_up(sequence) is None or len(copies.index) == 10
     copies.leave()
     assert copies.past.ids.tolist() == [7, 8, 9, 10], "and the prompt is none of what was written"
 
@@ -270,7 +270,7 @@ def test_a_glance_says_what_a_look_says(seed: int):
             one.tokens.append(tokens[at])
             one.pending = tokens[at + 1]
     assert ours.rates.rates == theirs.rates.rates
-    assert ours.text.ids.tolist() == tokens[:299]
+    assert ours.index.ids.tolist() == tokens[:299]
 
 
 def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():

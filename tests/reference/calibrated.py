@@ -29,7 +29,7 @@ class Calibration:
         self.tried = [0.0] * (N_DEPTHS * N_BUCKETS)
         self.trend = 0.0
         self._prior = prior
-        # the corrected probability of a cell is linear in what the draft says: base + slope * said
+        # the corrected probability of a cell is linear in the draft's own: base + slope * p
         self._base = [0.0] * len(self.hits)
         self._slope = [1.0] * len(self.hits)
         for cell in range(len(self.hits)):
@@ -63,17 +63,17 @@ class Calibration:
         return edges
 
     def _merged_probabilities(self, tree: Tree, evidence: Evidence) -> list[float]:
-        """`path_probabilities` where votes for copies have a word, which is calibrated already: the draft has the rest."""
+        """`path_probabilities` beside votes, which are calibrated already: the draft has the rest."""
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
         cells, rests, lift = evidence.cells, evidence.rests, math.exp(self.trend)
         edges, sums = [1.0] * len(parents), [0.0] * len(parents)
         for node in range(1, len(parents)):
             parent = parents[node]
-            edges[node] = said = math.exp(log_probs[node] - log_probs[parent])
+            edges[node] = p = math.exp(log_probs[node] - log_probs[parent])
             if cells[node] < 0:
                 if parent in rests:
-                    said /= rests[parent] * evidence.trust
-                log_prob = math.log(max(min(said, 1.0), 1e-30))
+                    p /= rests[parent] * evidence.trust
+                log_prob = math.log(max(min(p, 1.0), 1e-30))
                 cell = _cell(depths[node], log_prob)
                 edges[node] = edge = self._base[cell] + self._slope[cell] * math.exp(log_prob)
                 sums[parent] += edge
@@ -85,7 +85,7 @@ class Calibration:
         return edges
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
-        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no copy was right."""
+        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no vote was right."""
         parents, log_probs, depths = tree.parents.tolist(), tree.log_probs.tolist(), tree.depths.tolist()
         kept, evidence = accepted.kept, tree.evidence
         expected, right = dict.fromkeys(accepted.path, 0.0), dict.fromkeys(kept[:-1], 1.0)

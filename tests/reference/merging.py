@@ -1,4 +1,4 @@
-"""Trees of a draft and copies grown in Python: what the C of the decode room is held against."""
+"""Trees of a draft and of prompt lookup, grown in Python: the reference of `decode/native/trees.c`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from dflash_ggml.decode.candidates import Candidates, Rows
 from dflash_ggml.decode.tree import Tree
 
-from .copying import LEAST, MOST, Evidence, LookupCandidates, LookupRates, Vote, beside_draft, in_order
+from .voting import LEAST, MOST, Evidence, LookupCandidates, LookupRates, Vote, beside_draft, in_order
 
 DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 _FAR = -log(LEAST)
@@ -20,10 +20,10 @@ _NEVER = float("-inf")
 
 
 class Merged:
-    """A draft's candidates, or none, and copies."""
+    """A draft's candidates, or none, and those of prompt lookup."""
 
-    def __init__(self, draft: Candidates | None, copied: LookupCandidates, rates: LookupRates) -> None:
-        self.draft, self.copied, self.rates, self.trust = draft, copied, rates.of, rates.trust
+    def __init__(self, draft: Candidates | None, lookup: LookupCandidates, rates: LookupRates) -> None:
+        self.draft, self.lookup, self.rates, self.trust = draft, lookup, rates.of, rates.trust
 
     def grow(self, root: int, budget: int, chain_seed: bool = False) -> Tree:
         """The most probable paths, up to `budget` nodes, best first; see `tree.expand`."""
@@ -42,7 +42,7 @@ class Merged:
 
 # One entry per node that may come next: (cost = -log-probability of its path, depth, parent, rank, what). Of plain rows `what`
 # is None; of a draft's candidates beside votes (candidates, ranks that votes have taken, what votes cost them); of a vote,
-# whose rank is negative, (token, cell, cursor among copies, cursor in the draft or None, sources).
+# whose rank is negative, (token, cell, cursor of prompt lookup, cursor in the draft or None, sources).
 _Entry = tuple[float, int, int, int, Any]
 # A draft's candidates after a node: tokens, log-probabilities and cursors, of which plain rows have none: there it is the depth.
 _Row = tuple[Sequence[int], Sequence[float], Sequence[Any] | None]
@@ -57,7 +57,7 @@ class _Growth:
         """Raises ValueError if budget < 0."""
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
-        self.budget, self.votes, self.rates = budget, merged.copied.votes, merged.rates
+        self.budget, self.votes, self.rates = budget, merged.lookup.votes, merged.rates
         self.trust = merged.trust
         self.nodes = [(root, -1, 0, -1, 0)]  # token, parent, depth, cell, sources
         self.costs, self.rests = [0.0], dict[int, float]()
@@ -65,7 +65,7 @@ class _Growth:
         draft = merged.draft
         self.rows = _plain_rows(draft)
         self.expand = None if draft is None or self.rows is not None else draft.expand
-        self._children(0, 0.0, 1, None if draft is None else draft.root, self.votes(merged.copied.root))
+        self._children(0, 0.0, 1, None if draft is None else draft.root, self.votes(merged.lookup.root))
 
     def tree(self) -> Tree:
         tokens, parents, depths, cells, sources = zip(*self.nodes)
@@ -150,22 +150,22 @@ class _Growth:
             if not tokens:  # the draft has no word here
                 cost -= log(rates[cell])
             else:
-                said, other, taken = 0.0, 0, _NONE
+                promised, other, taken = 0.0, 0, _NONE
                 if cursors is None:
                     at = depth
                 if token in tokens:
                     rank = tokens.index(token)
-                    said, sources, taken = exp(scores[rank]), LOOKUP | DRAFT, (rank,)
+                    promised, sources, taken = exp(scores[rank]), LOOKUP | DRAFT, (rank,)
                     other = 0 if rank else 1
                     if cursors is not None:
                         at = cursors[rank]
-                cell = beside_draft(cell, said)
+                cell = beside_draft(cell, promised)
                 p = rates[cell]
                 if p > MOST:
                     p = MOST
                 if other < len(tokens) and scores[other] > _NEVER:
                     rests[node] = rest = 1 - p
-                    lost = log(max(1 - said, 1e-6) / (rest * trust))
+                    lost = log(max(1 - promised, 1e-6) / (rest * trust))
                     what = row, taken, lost
                     heappush(heap, (cost + lost - scores[other], depth, node, other, what))
                 cost -= log(p)
@@ -195,19 +195,19 @@ class _Growth:
                 what = None if cursors is None else (row, (), 0.0)
                 heappush(heap, (cost - scores[0], depth, node, 0, what))
             return
-        total = said_of_votes = 0.0
+        total = votes_in_draft = 0.0
         several: list[int] = []
         offers = []
         for token, cell, follow in votes:
-            said, sources = 0.0, LOOKUP
+            promised, sources = 0.0, LOOKUP
             under = depth if cursors is None else None
             if token in tokens:
                 rank = tokens.index(token)
-                said, sources = exp(scores[rank]), LOOKUP | DRAFT
+                promised, sources = exp(scores[rank]), LOOKUP | DRAFT
                 under = depth if cursors is None else cursors[rank]
                 several.append(rank)
-                said_of_votes += said
-            cell = beside_draft(cell, said)
+                votes_in_draft += promised
+            cell = beside_draft(cell, promised)
             total += rates[cell]
             offers.append((token, cell, follow, under, sources))
         scale = MOST / total if total > MOST else 1.0
@@ -218,7 +218,7 @@ class _Growth:
         rank = _after(-1, several)
         if rank < len(tokens) and scores[rank] > _NEVER:
             self.rests[node] = rest = 1 - promised
-            lost = log(max(1 - said_of_votes, 1e-6) / (rest * self.trust))
+            lost = log(max(1 - votes_in_draft, 1e-6) / (rest * self.trust))
             heappush(heap, (cost + lost - scores[rank], depth, node, rank, (row, several, lost)))
 
 

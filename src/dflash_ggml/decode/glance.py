@@ -1,6 +1,6 @@
-"""A cheap look at prompt lookup's best candidate, in one call.
+"""Probability of prompt lookup's best candidate, in one cheap call.
 
-Most plain steps of a small model only need to know that no match is likely enough. The full lookup (`TextIndex`,
+Most plain steps of a small model only need to know that no match is likely enough. The full lookup (`NgramIndex`,
 `LookupCandidates`) takes several calls and arrays, each three times slower behind a pass whose weights fill the caches.
 """
 
@@ -10,43 +10,47 @@ from collections.abc import Sequence
 
 from .lookup import LookupRates, checked
 from .native import ffi, lib
-from .text_index import TextIndex
+from .ngram_index import NgramIndex
 
 _GLANCE = ffi.typeof("struct glance *")
 
 
 class Glance:
-    """What the last look foretold, until the next one tells whether it was right."""
+    """The last votes, until the next pending token tells whether they were right."""
 
     def __init__(self, most: int) -> None:
         """`most`: matches that are examined, the longest first."""
         self._most, self._native = most, ffi.new(_GLANCE)
 
     def forget(self) -> None:
-        """Nothing is to be learned of the last look."""
+        """Learn nothing from the last votes."""
         self._native.n = 0
 
     def at(
         self,
-        text: TextIndex,
-        past: TextIndex,
+        index: NgramIndex,
+        past: NgramIndex,
         rates: LookupRates,
         new: Sequence[int],
         pending: int,
         learn: bool,
     ) -> float:
-        """Put `new` behind the text; how likely the likeliest token is that stood behind its end and `pending` somewhere.
+        """Append `new`, and find what followed earlier occurrences of the end and `pending`.
 
-        0 where they stood nowhere, neither in it nor in `past`. learn: count what the last look foretold, if `new` is one token
-        and followed it.
+        Args:
+            index: the sequence's tokens. past: earlier outputs, searched too.
+            learn: count the last votes as right or wrong, if `new` is the one token that followed them.
+
+        Returns:
+            The highest probability of a next token; 0 without a match.
         """
-        found: float = lib.copies_glance(
-            self._native, text.native, past.native, rates.native, new, len(new), pending, self._most, learn
+        found: float = lib.lookup_glance(
+            self._native, index.native, past.native, rates.native, new, len(new), pending, self._most, learn
         )
         if found == -1:  # there was no room
-            text.extend(new)
-            found = lib.copies_glance(
-                self._native, text.native, past.native, rates.native, [], 0, pending, self._most, learn
+            index.extend(new)
+            found = lib.lookup_glance(
+                self._native, index.native, past.native, rates.native, [], 0, pending, self._most, learn
             )
         if found < 0:
             checked(-1)

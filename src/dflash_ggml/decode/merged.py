@@ -28,7 +28,7 @@ def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
         (parents, log_probs, cells, rests, evidence.trust),
         (kept, len(kept), len(accepted.path)),
     )
-    checked(lib.copy_rates_observe(rates.native, n, *tree_arrays, *walked))
+    checked(lib.lookup_rates_observe(rates.native, n, *tree_arrays, *walked))
 
 
 class Merged:

@@ -1,4 +1,4 @@
-"""Prompt lookup: drafts without a model, from text of this sequence or of earlier ones.
+"""Prompt lookup: drafts without a model, from tokens of this sequence or of earlier ones.
 
 Not a `Drafter`: it has no device memory, no cache rows and no use for features (docs/decisions/0007). Only committed
 tokens enter; it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
@@ -10,11 +10,11 @@ from collections.abc import Sequence as Items
 
 from ..decode.glance import Glance
 from ..decode.lookup import LookupCandidates, LookupRates
+from ..decode.ngram_index import Continuations, NgramIndex
 from ..decode.sequence import Sequence
-from ..decode.text_index import Continuations, TextIndex
 
 NAME = "suffix"
-MOST_PLACES = 6  # matches that a look-up follows
+MOST_MATCHES = 6  # matches that a look-up follows
 PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
 _SHORTEST_PAST = 4  # tokens of the shortest output that is indexed
 _NOTHING = (-1, -1, None, None)
@@ -29,53 +29,53 @@ class PromptLookup:
         """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten. others: of
         another sequence, with which past outputs and their rates are shared."""
         self.depth, self.past_tokens = depth, past_tokens
-        self.text = TextIndex()
-        self.past: TextIndex = TextIndex() if others is None else others.past
+        self.index = NgramIndex()
+        self.past: NgramIndex = NgramIndex() if others is None else others.past
         self._rates: LookupRates = LookupRates() if others is None else others._rates  # of all sequences
         self.rates = LookupRates(self._rates)
-        self._written: list[tuple[int, int]] = []  # where outputs lie in the text
-        self._continuations = Continuations(MOST_PLACES, depth)
-        # of the last look: tokens of the text and of the past, the pending one, and what was found
+        self._written: list[tuple[int, int]] = []  # ranges of outputs in the index
+        self._continuations = Continuations(MOST_MATCHES, depth)
+        # the last look-up: length of the index and of the past, the pending token, and the result
         self._found: tuple[int, int, int | None, LookupCandidates | None] = _NOTHING
-        self._glance = Glance(MOST_PLACES)
+        self._glance = Glance(MOST_MATCHES)
 
     @property
     def nbytes(self) -> int:
-        """Host bytes, at most 29 a token of the text and of `past_tokens`."""
-        return self.text.nbytes + self.past.nbytes
+        """Host bytes, at most 29 a token of the sequence and of `past_tokens`."""
+        return self.index.nbytes + self.past.nbytes
 
     def forget(self) -> None:
-        """Forget all texts; how often lookup was right stays known."""
-        # a generation that goes on writes from here
-        n = max(len(self.text), *(end for _, end in self._written), 0)
+        """Forget all tokens; the rates stay."""
+        # a running generation writes from here
+        n = max(len(self.index), *(end for _, end in self._written), 0)
         self._written = [(n, n)]
-        self.text.cut(0)
+        self.index.cut(0)
         self.past.cut(0)
         self._found = _NOTHING
         self._glance.forget()
 
     def begin(self, sequence: Sequence) -> None:
-        """A generation begins: what is committed now is its prompt. What of the last text is gone becomes a past output."""
+        """A generation begins: the committed tokens are its prompt. What was cut of the last output becomes a past output."""
         self._found, self.rates = _NOTHING, LookupRates(self._rates)
         self._glance.forget()
-        shared = self.text.shared(sequence.tokens)
+        shared = self.index.shared(sequence.tokens)
         for start, end in self._written:
             if end > shared:
-                self._remember(self.text.ids[max(start, shared) : end].tolist())
+                self._remember(self.index.ids[max(start, shared) : end].tolist())
         self._written = [(start, min(end, shared)) for start, end in self._written if start < shared]
-        self.text.cut(shared)
-        self.text.extend(sequence.tokens[shared:])
-        self._written.append((len(self.text), len(self.text)))
+        self.index.cut(shared)
+        self.index.extend(sequence.tokens[shared:])
+        self._written.append((len(self.index), len(self.index)))
 
     def beside(self) -> PromptLookup:
         """Prompt lookup of another sequence."""
         return PromptLookup(self.depth, self.past_tokens, self)
 
     def leave(self) -> None:
-        """The sequence is left: what was written in it is a past output of the others."""
+        """The sequence has ended: its outputs become past outputs for the others."""
         for start, end in self._written:
-            self._remember(self.text.ids[start:end].tolist())
-        self._written = [(len(self.text), len(self.text))]
+            self._remember(self.index.ids[start:end].tolist())
+        self._written = [(len(self.index), len(self.index))]
 
     def _remember(self, ids: Items[int]) -> None:
         if len(ids) < _SHORTEST_PAST:
@@ -89,12 +89,13 @@ class PromptLookup:
             past.extend(ids)
 
     def glance(self, sequence: Sequence, learn: bool = False) -> float:
-        """Probability of the best continuation, 0 without a match: a part of what `look_up` finds, for less than half of its
-        time. learn: the pending token came of a plain step, and tells whether the last
-        glance was right."""
+        """Probability of the best continuation, 0 without a match: less than half of `look_up`'s time.
+
+        learn: the pending token was decoded plainly and tells whether the last glance was right.
+        """
         assert sequence.pending is not None
-        new = sequence.tokens[len(self.text) :]
-        found = self._glance.at(self.text, self.past, self.rates, new, sequence.pending, learn)
+        new = sequence.tokens[len(self.index) :]
+        found = self._glance.at(self.index, self.past, self.rates, new, sequence.pending, learn)
         if new:
             self._written[-1] = (self._written[-1][0], sequence.n_tokens)
         return found
@@ -102,15 +103,15 @@ class PromptLookup:
     def look_up(self, sequence: Sequence) -> LookupCandidates | None:
         """Candidates that followed earlier occurrences of the sequence's end, None without a match. Found once between two
         commits, unless a past output was added meanwhile."""
-        n, pending, text = sequence.n_tokens, sequence.pending, self.text
+        n, pending, index = sequence.n_tokens, sequence.pending, self.index
         at, past, after, found = self._found
         if at == n and after == pending and past == len(self.past):
             return found
         assert pending is not None
-        if new := sequence.tokens[len(text) :]:
-            text.extend(new)
+        if new := sequence.tokens[len(index) :]:
+            index.extend(new)
             self._written[-1] = (self._written[-1][0], n)
-        followed = self._continuations.of(text, self.past, pending)
+        followed = self._continuations.of(index, self.past, pending)
         found = None if followed is None else LookupCandidates.of(*followed)
         self._found = (n, len(self.past), pending, found)
         return found

@@ -14,13 +14,13 @@ MODULE = "dflash_ggml.decode.native._native"
 FOLDER = Path(__file__).resolve().parent
 HEADERS = (  # each after those it builds on
     "version.h",
-    "copy_rates.h",
-    "copies.h",
+    "lookup_rates.h",
+    "lookup.h",
     "calibration.h",
     "drafts.h",
     "trees.h",
     "shared_heap.h",
-    "text_index.h",
+    "ngram_index.h",
     "glance.h",
 )
 

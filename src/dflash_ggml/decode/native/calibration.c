@@ -66,16 +66,16 @@ int calibration_paths(const struct calibration *c, int n, const int32_t *parents
     probabilities[0] = 1.0;
     for (int node = 1; node < n; node++) {
         int32_t parent = parents[node];
-        double log_prob = (double)log_probs[node] - log_probs[parent], said = exp(log_prob);
-        probabilities[node] = said;
+        double log_prob = (double)log_probs[node] - log_probs[parent], promised = exp(log_prob);
+        probabilities[node] = promised;
         if (cells) {
             if (cells[node] >= 0) continue; // votes are calibrated already
-            if (rests[parent] > 0) said /= rests[parent] * trust;
-            log_prob = log(fmax(fmin(said, 1.0), 1e-30));
-            said = exp(log_prob);
+            if (rests[parent] > 0) promised /= rests[parent] * trust;
+            log_prob = log(fmax(fmin(promised, 1.0), 1e-30));
+            promised = exp(log_prob);
         }
         int cell = cell_of(depths[node], log_prob);
-        sums[parent] += probabilities[node] = c->base[cell] + c->slope[cell] * said;
+        sums[parent] += probabilities[node] = c->base[cell] + c->slope[cell] * promised;
     }
     // the children of a node share the lift: one of them is right, or none
     for (int node = 1; node < n; node++) {

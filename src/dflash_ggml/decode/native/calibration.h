@@ -1,14 +1,13 @@
-// How often a draft is right when it says so; see calibration.py.
+// Calibration of a draft's probabilities by acceptance; see calibration.py.
 
-#define N_DEPTHS 8  // depths told apart; deeper ones count as the last
+#define N_DEPTHS 8  // deeper ones count as the last
 #define N_BUCKETS 8 // of the draft's probability
 #define N_COUNTS 64
 
-// Of one text and, by `prior`, of those before it. What the draft says of a cell is corrected as base + slope
-// * said.
+// Of one sequence and, by `prior`, of those before it. A probability p of a cell is corrected to base + slope * p.
 struct calibration {
     double hits[N_COUNTS], tried[N_COUNTS], base[N_COUNTS], slope[N_COUNTS];
-    double trend; // of the text, in logits
+    double trend; // of the sequence, in logits
     struct calibration *prior;
 };
 

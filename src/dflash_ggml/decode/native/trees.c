@@ -4,13 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "copy_rates.h"
-#include "copies.h"
+#include "lookup_rates.h"
+#include "lookup.h"
 #include "drafts.h"
 #include "trees.h"
 
 #define DRAFT 1 // sources of a node
-#define COPIES 2
+#define LOOKUP 2
 
 // A node that may come next: the cost is the negative log-probability of its path. Ranks below 0 are votes.
 struct entry {
@@ -18,9 +18,9 @@ struct entry {
     int32_t depth, parent, rank;
 };
 
-// A token that copies vote for. cursor: in the draft, -1 where it does not go on.
+// A token that prompt lookup votes for. cursor: in the draft, -1 where it ends there.
 struct offer {
-    uint64_t places;
+    uint64_t matches;
     int32_t token, cell, cursor;
     uint8_t sources;
 };
@@ -29,7 +29,7 @@ struct offer {
 // ranks.
 struct node {
     double cost, lost;
-    uint64_t places;
+    uint64_t matches;
     const struct row *row;
     int32_t cursor, n_taken;
 };
@@ -41,14 +41,14 @@ struct growth {
     double *rests;
     uint8_t *sources;
     struct reading reading;
-    const struct copies *copies;
-    const struct copy_rates *rates;
+    const struct lookup *lookup;
+    const struct lookup_rates *rates;
     double trust, far;
-    int n, n_places, open, order, fresh; // open: the node whose children are not queued yet, or -1
+    int n, n_matches, open, order, fresh; // open: the node whose children are not queued yet, or -1
     struct entry *heap;
     int n_heap;
     struct node *nodes;
-    struct offer *offers; // of node i from i * n_places on
+    struct offer *offers; // of node i from i * n_matches on
     int32_t *taken;       // the same
 };
 
@@ -91,7 +91,7 @@ static void queue(struct growth *g, double cost, int32_t parent, int32_t rank) {
 }
 
 static int is_taken(const struct growth *g, int32_t parent, int rank) {
-    const int32_t *taken = g->taken + (size_t)parent * g->n_places;
+    const int32_t *taken = g->taken + (size_t)parent * g->n_matches;
     for (int i = 0; i < g->nodes[parent].n_taken; i++) {
         if (taken[i] == rank) return 1;
     }
@@ -110,41 +110,41 @@ static void queue_draft(struct growth *g, int32_t parent, int rank) {
 static void queue_children(struct growth *g, int32_t parent) {
     struct node *node = &g->nodes[parent];
     const struct row *row = node->row && node->row->n ? node->row : NULL;
-    struct vote votes[MOST_PLACES];
+    struct vote votes[MOST_MATCHES];
     int n = 0;
-    if (g->copies && node->places && node->cost < g->far) {
-        n = copies_votes(g->copies, g->depths[parent], node->places, votes);
+    if (g->lookup && node->matches && node->cost < g->far) {
+        n = lookup_votes(g->lookup, g->depths[parent], node->matches, votes);
     }
-    struct offer *offers = g->offers + (size_t)parent * g->n_places;
-    int32_t *taken = g->taken + (size_t)parent * g->n_places;
-    double total = 0, said_of_votes = 0;
+    struct offer *offers = g->offers + (size_t)parent * g->n_matches;
+    int32_t *taken = g->taken + (size_t)parent * g->n_matches;
+    double total = 0, votes_in_draft = 0;
     for (int i = 0; i < n; i++) {
-        offers[i] = (struct offer){votes[i].places, votes[i].token, votes[i].cell, -1, COPIES};
+        offers[i] = (struct offer){votes[i].matches, votes[i].token, votes[i].cell, -1, LOOKUP};
         if (row) {
-            double said = 0;
+            double promised = 0;
             int rank = 0;
             while (rank < row->n && row->tokens[rank] != votes[i].token) rank++;
             if (rank < row->n) {
-                said = exp(row->scores[rank]);
-                said_of_votes += said;
+                promised = exp(row->scores[rank]);
+                votes_in_draft += promised;
                 taken[node->n_taken++] = rank;
                 offers[i].sources |= DRAFT;
             } else {
                 rank = -1;
             }
             offers[i].cursor = rank < 0 ? row->other : row->cursors[rank];
-            offers[i].cell = copy_cell_beside(votes[i].cell, said);
+            offers[i].cell = lookup_cell_with_draft(votes[i].cell, promised);
         }
-        total += copy_rate(g->rates, offers[i].cell);
+        total += lookup_rate(g->rates, offers[i].cell);
     }
-    double scale = total > copy_most ? copy_most / total : 1.0;
-    double promised = n > 1 ? scale * total : fmin(total, copy_most);
+    double scale = total > lookup_most ? lookup_most / total : 1.0;
+    double share = n > 1 ? scale * total : fmin(total, lookup_most);
     for (int i = 0; i < n; i++) {
-        double rate = copy_rate(g->rates, offers[i].cell), cost;
-        if (!row) { // nobody else has a word
-            cost = node->cost + (n > 1 ? log(fmax(total / copy_most, 1.0)) : 0.0) - log(rate);
+        double rate = lookup_rate(g->rates, offers[i].cell), cost;
+        if (!row) { // no draft beside the votes
+            cost = node->cost + (n > 1 ? log(fmax(total / lookup_most, 1.0)) : 0.0) - log(rate);
         } else {
-            cost = node->cost - log(n > 1 ? scale * rate : promised);
+            cost = node->cost - log(n > 1 ? scale * rate : share);
         }
         queue(g, cost, parent, -1 - i);
     }
@@ -152,20 +152,20 @@ static void queue_children(struct growth *g, int32_t parent) {
     int rank = 0;
     while (is_taken(g, parent, rank)) rank++;
     if (n && rank < row->n) {
-        double rest = 1 - promised;
+        double rest = 1 - share;
         g->rests[parent] = rest;
-        node->lost = log(fmax(1 - said_of_votes, 1e-6) / (rest * g->trust));
+        node->lost = log(fmax(1 - votes_in_draft, 1e-6) / (rest * g->trust));
     }
     queue_draft(g, parent, rank);
 }
 
-static void add(struct growth *g, int32_t token, int32_t parent, double cost, int32_t cursor, uint64_t places, int cell,
+static void add(struct growth *g, int32_t token, int32_t parent, double cost, int32_t cursor, uint64_t matches, int cell,
                 uint8_t sources) {
     int32_t at = g->n++;
     g->tokens[at] = token, g->parents[at] = parent, g->depths[at] = parent < 0 ? 0 : g->depths[parent] + 1;
     g->log_probs[at] = 0.0f - (float)cost; // the root's is 0, not -0
-    if (g->copies) g->cells[at] = cell, g->sources[at] = sources, g->rests[at] = 0.0;
-    g->nodes[at] = (struct node){cost, 0.0, places, NULL, cursor, 0};
+    if (g->lookup) g->cells[at] = cell, g->sources[at] = sources, g->rests[at] = 0.0;
+    g->nodes[at] = (struct node){cost, 0.0, matches, NULL, cursor, 0};
     g->open = at;
 }
 
@@ -175,8 +175,8 @@ static void take(struct growth *g, struct entry best) {
         const struct row *row = g->nodes[best.parent].row;
         add(g, row->tokens[best.rank], best.parent, best.cost, row->cursors[best.rank], 0, -1, DRAFT);
     } else {
-        struct offer offer = g->offers[(size_t)best.parent * g->n_places - 1 - best.rank];
-        add(g, offer.token, best.parent, best.cost, offer.cursor, offer.places, offer.cell, offer.sources);
+        struct offer offer = g->offers[(size_t)best.parent * g->n_matches - 1 - best.rank];
+        add(g, offer.token, best.parent, best.cost, offer.cursor, offer.matches, offer.cell, offer.sources);
     }
 }
 
@@ -236,33 +236,33 @@ static void release(struct growth *g) {
 }
 
 static int prepare(struct growth *g, int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                   const struct draft *draft, const struct copies *copies, const struct copy_rates *rates, int order) {
+                   const struct draft *draft, const struct lookup *lookup, const struct lookup_rates *rates, int order) {
     size_t width = (size_t)budget + 1;
-    *g = (struct growth){.budget = budget, .rests = rests, .sources = sources, .copies = copies, .rates = rates,
+    *g = (struct growth){.budget = budget, .rests = rests, .sources = sources, .lookup = lookup, .rates = rates,
                          .order = order};
     g->tokens = ints, g->parents = ints + width, g->depths = ints + 2 * width;
-    g->log_probs = (float *)(ints + 3 * width), g->cells = copies ? ints + 4 * width : NULL;
-    g->n_places = copies ? copies->n_places : 0;
-    g->trust = rates ? copy_trust(rates) : 1.0;
-    g->far = -log(copy_least);
+    g->log_probs = (float *)(ints + 3 * width), g->cells = lookup ? ints + 4 * width : NULL;
+    g->n_matches = lookup ? lookup->n_matches : 0;
+    g->trust = rates ? lookup_trust(rates) : 1.0;
+    g->far = -log(lookup_least);
     // the children that wait of a node are its votes and one of the draft
-    g->heap = malloc(width * (g->n_places + 1) * sizeof(struct entry));
+    g->heap = malloc(width * (g->n_matches + 1) * sizeof(struct entry));
     g->nodes = malloc(width * sizeof(struct node));
-    g->offers = malloc((width * g->n_places + 1) * sizeof(struct offer));
-    g->taken = malloc((width * g->n_places + 1) * sizeof(int32_t));
+    g->offers = malloc((width * g->n_matches + 1) * sizeof(struct offer));
+    g->taken = malloc((width * g->n_matches + 1) * sizeof(int32_t));
     int32_t cursor = reading_open(&g->reading, draft);
     if (!g->heap || !g->nodes || !g->offers || !g->taken || cursor == -2) {
         release(g);
         return -1;
     }
-    add(g, root, -1, 0.0, cursor, copies ? ~(uint64_t)0 : 0, -1, 0);
+    add(g, root, -1, 0.0, cursor, lookup ? ~(uint64_t)0 : 0, -1, 0);
     return 0;
 }
 
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
-              const struct copies *copies, const struct copy_rates *rates, int order) {
+              const struct lookup *lookup, const struct lookup_rates *rates, int order) {
     struct growth g;
-    if (prepare(&g, root, budget, ints, rests, sources, draft, copies, rates, order) < 0) return -1;
+    if (prepare(&g, root, budget, ints, rests, sources, draft, lookup, rates, order) < 0) return -1;
     int done = run(&g);
     release(&g);
     return done == -1 ? g.n : -1;
@@ -271,9 +271,9 @@ int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *s
 static const struct draft ASKED = {.asked = 1};
 
 struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                          const struct copies *copies, const struct copy_rates *rates, int order) {
+                          const struct lookup *lookup, const struct lookup_rates *rates, int order) {
     struct growth *g = malloc(sizeof(struct growth));
-    if (g && prepare(g, root, budget, ints, rests, sources, &ASKED, copies, rates, order) < 0) {
+    if (g && prepare(g, root, budget, ints, rests, sources, &ASKED, lookup, rates, order) < 0) {
         free(g);
         return NULL;
     }

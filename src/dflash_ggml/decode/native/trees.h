@@ -4,19 +4,19 @@
 #define CHAIN_SEED 1 // the chain of best children, then best first
 #define SPINE 2      // that chain alone
 
-// The most probable paths of a draft, of copies, or of both, each or NULL, up to a cost, a negative log-
+// The most probable paths of a draft, of prompt lookup, or of both, each or NULL, up to a cost, a negative log-
 // probability. Returns the nodes with the root, or -1 without memory. ints: [4][budget + 1], tokens, parents,
-// depths and, as floats, log-probabilities; of copies also cells, and beside them rests and sources [budget +
+// depths and, as floats, log-probabilities; with prompt lookup also cells, and beside them rests and sources [budget +
 // 1].
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
-              const struct copies *copies, const struct copy_rates *rates, int order);
+              const struct lookup *lookup, const struct lookup_rates *rates, int order);
 
-// The same for a draft that is asked. growth_run returns the cursor whose children it wants, -1 at the end,
-// -2 without memory. Cursors count candidates in the order in which they were given; the root's is 0.
+// The same for a draft that is called for the children of a node. growth_run returns the cursor whose children it wants,
+// -1 at the end, -2 without memory. Cursors count candidates in the order in which they were given; the root's is 0.
 // growth_give: children, best first; -1 without memory.
 struct growth;
 struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                          const struct copies *copies, const struct copy_rates *rates, int order);
+                          const struct lookup *lookup, const struct lookup_rates *rates, int order);
 int growth_run(struct growth *growth);
 int growth_give(struct growth *growth, int n, const int32_t *tokens, const double *log_probs);
 int growth_end(const struct growth *growth);

@@ -1,4 +1,4 @@
-"""`text_index` as plain Python: the same chains, one token after another."""
+"""`ngram_index` as plain Python: the same chains, one token after another."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from struct import Struct
 
 LONGEST = 48  # tokens of a match that are looked at
-HOPS = 6  # places of one hash that are looked at, newest first
-ENOUGH = 64  # tokens matched in sum after which no more places are looked at
+HOPS = 6  # positions of one hash that are looked at, newest first
+ENOUGH = 64  # tokens matched in sum after which no more positions are looked at
 ORDERS = (6, 2)  # tokens hashed; the shorter ones are asked where the longer ones find nothing
 _MOST = ORDERS[0]
 # The last tokens side by side are one number, the newest on top, and a hash is what a prime leaves of its top: the next
@@ -20,14 +20,14 @@ _TAIL = Struct(f"<{_MOST}i")
 
 
 class _Chains:
-    """The places of one order: `before[p]` is the place before p with the hash of the tokens that end there, 0 for none."""
+    """The positions of one order: `before[p]` is the position before p with the hash of the tokens that end there, 0 for none."""
 
     def __init__(self, order: int, size: int) -> None:
         self.order, self.beneath = order, _BITS * (_MOST - order)
         self.newest, self.before = array("i", bytes(4 * size)), array("i", [0])
 
     def slot(self, tail: int) -> int:
-        """The place in `newest` of the tokens on top of `tail`."""
+        """The position in `newest` of the tokens on top of `tail`."""
         return (tail >> self.beneath) % _PRIME & (len(self.newest) - 1)
 
     def add(self, tails: Sequence[int], end: int) -> None:
@@ -46,8 +46,8 @@ class _Chains:
             self.newest[self.slot(tail)] = before
 
 
-class TextIndex:
-    """A text that grows, and is cut back now and then. A place p stands before token p."""
+class NgramIndex:
+    """A text that grows, and is cut back now and then. A position p stands before token p."""
 
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
@@ -87,7 +87,7 @@ class TextIndex:
             self._add(end)
 
     def find(self, tail: list[int]) -> list[tuple[int, int]]:
-        """(place, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
+        """(position, length) where the last `length` tokens of `tail` stood before, at least 2, at most LONGEST; newest first."""
         ids, have, matched = self.ids, len(tail), 0
         found: list[tuple[int, int]] = []
         short, last = self._chains[-1], _packed(tail[-_MOST:])
@@ -97,18 +97,18 @@ class TextIndex:
             order = chain.order
             if have < order:
                 continue
-            place, end = chain.newest[chain.slot(last)], tail[-1]
+            position, end = chain.newest[chain.slot(last)], tail[-1]
             before, hops = chain.before, HOPS
-            while place and hops and matched < ENOUGH:
+            while position and hops and matched < ENOUGH:
                 hops -= 1
-                if ids[place - 1] == end:
-                    length, most = 1, min(have, place, LONGEST)
-                    while length < most and ids[place - 1 - length] == tail[-1 - length]:
+                if ids[position - 1] == end:
+                    length, most = 1, min(have, position, LONGEST)
+                    while length < most and ids[position - 1 - length] == tail[-1 - length]:
                         length += 1
                     if length >= order:
-                        found.append((place, length))
+                        found.append((position, length))
                         matched += length
-                place = before[place]
+                position = before[position]
             if found:
                 break
         return found
@@ -121,17 +121,17 @@ def _packed(tokens: Sequence[int]) -> int:
 
 
 def continuations(
-    text: TextIndex, past: TextIndex, pending: int, depth: int, most: int
+    text: NgramIndex, past: NgramIndex, pending: int, depth: int, most: int
 ) -> tuple[list[list[int]], list[int]]:
     """Windows and lengths of what followed where the end of `text` and `pending` behind it stood before."""
     tail = [*text.ids[-(LONGEST - 1) :], pending]
-    places = [(length, place, text) for place, length in text.find(tail)]
-    places += [(length, place, past) for place, length in past.find(tail)]
-    if len(places) > most:
-        places = sorted(places, key=lambda place: place[0], reverse=True)[:most]
+    positions = [(length, position, text) for position, length in text.find(tail)]
+    positions += [(length, position, past) for position, length in past.find(tail)]
+    if len(positions) > most:
+        positions = sorted(positions, key=lambda position: position[0], reverse=True)[:most]
     windows, lengths = [], []
-    for length, place, where in places:
-        window = where.ids[place : place + depth].tolist()
+    for length, position, where in positions:
+        window = where.ids[position : position + depth].tolist()
         if len(window) < depth and where is text:
             window.append(pending)
             window = (window * (depth // len(window) + 1))[:depth]

@@ -1,4 +1,4 @@
-"""The index of a text's n-grams, against looking at all places."""
+"""The index of a text's n-grams, against looking at all positions."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.native import ffi
-from dflash_ggml.decode.text_index import ENOUGH, LONGEST, Continuations, TextIndex
-from reference import text_index as reference
+from dflash_ggml.decode.ngram_index import ENOUGH, LONGEST, Continuations, NgramIndex
+from reference import ngram_index as reference
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def lengths(text: list[int], tail: list[int]) -> dict[int, int]:
-    """From the definition: place -> tokens that match before it."""
+    """From the definition: position -> tokens that match before it."""
     found = {}
-    for place in range(1, len(text) + 1):
+    for position in range(1, len(text) + 1):
         n = 0
-        while n < min(place, len(tail), LONGEST) and text[place - 1 - n] == tail[-1 - n]:
+        while n < min(position, len(tail), LONGEST) and text[position - 1 - n] == tail[-1 - n]:
             n += 1
         if n:
-            found[place] = n
+            found[position] = n
     return found
 
 
-def check(index: TextIndex, text: list[int], tail: list[int]) -> None:
+def check(index: NgramIndex, text: list[int], tail: list[int]) -> None:
     assert index.ids.tolist() == text
     every, found = lengths(text, tail), index.find(tail)
-    assert all(every[place] == length for place, length in found)
-    places = [place for place, _ in found]
-    assert places == sorted(places, reverse=True)
+    assert all(every[position] == length for position, length in found)
+    positions = [position for position, _ in found]
+    assert positions == sorted(positions, reverse=True)
     longest = max(every.values(), default=0)
     if longest >= reference.ORDERS[-1]:
         assert found
         order = next(order for order in reference.ORDERS if longest >= order)
-        newest = max(place for place, length in every.items() if length >= order)
+        newest = max(position for position, length in every.items() if length >= order)
         if (
             order == reference.ORDERS[-1]
         ):  # hops may end among other texts of the same hash, not in so short a one
@@ -47,7 +47,7 @@ def check(index: TextIndex, text: list[int], tail: list[int]) -> None:
 
 @given(TEXTS, st.lists(TEXTS, max_size=5), st.data())
 def test_slots_of_an_engine_and_lengths_are_right_whatever_came_before(first, more, data):
-    index, text = TextIndex(), list(first)
+    index, text = NgramIndex(), list(first)
     index.extend(first)
     for part in more:
         keep = data.draw(st.integers(0, len(text)))
@@ -58,14 +58,14 @@ def test_slots_of_an_engine_and_lengths_are_right_whatever_came_before(first, mo
         check(index, text, [3, 2, 1, 0])
 
 
-# ids of few kinds, whose places are many, and of 31 bits, where hashes meet
+# ids of few kinds, whose positions are many, and of 31 bits, where hashes meet
 IDS = st.one_of(st.integers(0, 2), st.integers(0, 40), st.integers(0, 2**31 - 1))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([3, 40, 2**31]), st.data())
 def test_slots_of_an_engine_are_those_of_plain_python(seed, kinds, data):
     rng = np.random.default_rng(seed)
-    index, plain = TextIndex(), reference.TextIndex()
+    index, plain = NgramIndex(), reference.NgramIndex()
     for n in data.draw(st.lists(st.integers(0, 1500), min_size=1, max_size=4)):
         part = rng.integers(0, kinds, n).tolist()
         index.extend(part)
@@ -84,7 +84,7 @@ def test_slots_of_an_engine_are_those_of_plain_python(seed, kinds, data):
 def test_what_followed_is_that_of_plain_python(seed, n, n_past, depth):
     rng = np.random.default_rng(seed)
     kinds = int(rng.choice([2, 4, 30]))
-    indices, plain = (TextIndex(), TextIndex()), (reference.TextIndex(), reference.TextIndex())
+    indices, plain = (NgramIndex(), NgramIndex()), (reference.NgramIndex(), reference.NgramIndex())
     for i, length in enumerate((n, n_past)):
         part = rng.integers(0, kinds, length).tolist()
         indices[i].extend(part)
@@ -104,7 +104,7 @@ def test_what_followed_is_that_of_plain_python(seed, n, n_past, depth):
 def test_a_text_that_grows_in_one_piece_or_in_many_is_the_same():
     rng = np.random.default_rng(0)
     text = rng.integers(0, 30, 3000).tolist()
-    whole, single = TextIndex(), TextIndex()
+    whole, single = NgramIndex(), NgramIndex()
     whole.extend(text)
     for token in text:
         single.extend([token])
@@ -115,7 +115,7 @@ def test_a_text_that_grows_in_one_piece_or_in_many_is_the_same():
 def test_cutting_back_leaves_what_there_was():
     rng = np.random.default_rng(1)
     text = rng.integers(0, 40, 700).tolist()
-    kept, other = TextIndex(), TextIndex()
+    kept, other = NgramIndex(), NgramIndex()
     kept.extend(text[:500])
     other.extend(text)
     other.cut(660)
@@ -142,7 +142,7 @@ def test_growth_that_is_broken_off_leaves_the_text_and_its_memory(at, error, mon
 
     calls = -10
     monkeypatch.setattr(np, "zeros", zeros)
-    index, text = TextIndex(), [i * i % 37 for i in range(900)]
+    index, text = NgramIndex(), [i * i % 37 for i in range(900)]
     index.extend(text)
     calls = 0
     with pytest.raises(error):
@@ -154,7 +154,7 @@ def test_growth_that_is_broken_off_leaves_the_text_and_its_memory(at, error, mon
         address = int(ffi.cast("uintptr_t", pointer))
         assert any(start <= address < end for start, end in spans)
     assert index.ids.tolist() == text
-    whole = TextIndex()
+    whole = NgramIndex()
     for one in (index, whole):
         one.cut(100)
         one.extend(text[:100] * 30)
@@ -164,14 +164,14 @@ def test_growth_that_is_broken_off_leaves_the_text_and_its_memory(at, error, mon
 
 
 def test_memory_stays_bounded_at_every_length():
-    index = TextIndex()
+    index = NgramIndex()
     for _ in range(300):
         index.extend([1, 2, 3, 4, 5, 6, 7] * 13)
         assert index.nbytes <= 29 * len(index) + (1 << 14)
 
 
 def test_memory_is_bounded_and_few_places_are_looked_at():
-    index = TextIndex()
+    index = NgramIndex()
     index.extend([5] * 50_000)
     assert index.nbytes <= 29 * 50_000 + (1 << 14)
     found = index.find([5] * LONGEST)
