@@ -19,7 +19,7 @@ from common import header, save
 
 from dflash_ggml.bench import measure
 from dflash_ggml.bench.comparison import rate
-from dflash_ggml.bench.measure import Job, Setting, Text
+from dflash_ggml.bench.measure import Job, Run, Setting
 from dflash_ggml.bench.prompts import EMBEDDED_STYLES, own, spread
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.forest import Forest
@@ -111,10 +111,10 @@ def virtual_time(seed: int) -> Iterator[None]:
             setattr(owner, name, was)
 
 
-def decoded(limit: int, temperature: float, n: int, seed: int) -> dict[str, list[Text]]:
+def decoded(limit: int, temperature: float, n: int, seed: int) -> dict[str, list[Run]]:
     """The texts of each mode, on one engine that has seen nothing before."""
     prompts = spread([prompt for style in EMBEDDED_STYLES for prompt in own(style)], limit)
-    found: dict[str, list[Text]] = {}
+    found: dict[str, list[Run]] = {}
     with virtual_time(seed):
         config = EngineConfig(
             model=EMBEDDED_TARGET,

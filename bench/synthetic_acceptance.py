@@ -21,8 +21,7 @@ from made_up import MadeUp, forget_texts
 from dflash_ggml.bench import measure
 from dflash_ggml.bench.comparison import BUDGETS, COLUMNS, compared, verdict
 from dflash_ggml.bench.facts import gpu_facts
-from dflash_ggml.bench.measure import Job, Setting, go_on
-from dflash_ggml.bench.measure import Text as Decoded
+from dflash_ggml.bench.measure import Job, Run, Setting, go_on
 from dflash_ggml.bench.prompts import Prompt
 from dflash_ggml.bench.rows import chosen_widths
 from dflash_ggml.bench.runner import WARM_UP
@@ -69,11 +68,11 @@ def decoded(
     n: int,
     name: str,
     fixed: tuple[str, ...] = (),
-) -> list[Decoded]:
+) -> list[Run]:
     """All modes, or those of `fixed` and auto, on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
     settings = [mode for mode in modes() if not fixed or mode.label in (*fixed, "auto")]
 
-    def run(job: Job, text: int) -> Decoded:
+    def run(job: Job, text: int) -> Run:
         engine.restore(before)
         made_up.texts[0] = texts(text)
         return go_on(engine, job, lambda: False)

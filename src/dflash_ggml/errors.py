@@ -1,4 +1,4 @@
-"""The exceptions of the package. `str(error)` is always one line that names the thing at fault and what to do."""
+"""The package's exceptions. `str(error)` is always one line that names the cause and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ class ModelFileError(DflashError, ValueError):
 
 
 class ContextOverflowError(DflashError, ValueError):
-    """The tokens asked for do not fit the context window. n_prompt, n_ctx: how many, and how many fit, where known."""
+    """The tokens do not fit the context window.
+
+    n_prompt, n_ctx: tokens of the prompt, and tokens that fit, where known.
+    """
 
     def __init__(self, message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> None:
         super().__init__(message)
@@ -28,16 +31,16 @@ class DeviceError(DflashError, RuntimeError):
     """A backend could not be opened, or a buffer could not be allocated on it."""
 
 
-class NoNumbersError(DflashError, ArithmeticError):
+class NonFiniteError(DflashError, ArithmeticError):
     """The target's logits are NaN: corrupt weights or overflow."""
 
 
 class NoRoomError(DeviceError):
-    """The caches have no room left for a text, of which others have some; nothing was changed."""
+    """The caches have no free rows for a sequence while others hold some; nothing was changed."""
 
 
 def as_exception(error: BaseException) -> Exception:
-    """An error to tell to who asked: what is no Exception, as the panic of a library, becomes a DflashError."""
+    """The error to report: one that is no Exception, such as the panic of a library, wrapped in a DflashError."""
     if isinstance(error, Exception):
         return error
     wrapped = DflashError(f"{type(error).__name__}: {error}")

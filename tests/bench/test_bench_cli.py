@@ -81,11 +81,9 @@ def test_every_mode_writes_the_same_amount(
     done = run("-m", target, "-md", draft, "--prompts", tmp_path / "p.jsonl", "-n", 20, "--suite", "speed,budget",
                "--rounds", 1, "--temp", 0.8, "--json", file)  # fmt: skip
     assert done.code == 0, done.err
-    texts = json.loads(file.read_text())["suites"]["speed"]["texts"]
-    assert (
-        len(texts) == 2 * 6 and {text["n"] for text in texts} == {20} and {t["style"] for t in texts} == {"p"}
-    )
-    assert {t["setting"]: set(t["widths"]) for t in texts if t["setting"] != "auto"} == {
+    runs = json.loads(file.read_text())["suites"]["speed"]["texts"]
+    assert len(runs) == 2 * 6 and {run["n"] for run in runs} == {20} and {t["style"] for t in runs} == {"p"}
+    assert {t["setting"]: set(t["widths"]) for t in runs if t["setting"] != "auto"} == {
         "plain": {"0"}, "chain": {"7"}, "tree 7": {"7"}, "tree 15": {"15"}, "tree 31": {"31"},
     }  # fmt: skip
     assert "Fastest of the sweep" in done.out
@@ -264,7 +262,7 @@ def test_standard_streams_closed_or_full(redirection: str, code: int, words: str
 
 
 def test_interrupt(tmp_path: Path) -> None:
-    """Ctrl-C: the suites so far and the texts of the one under way are printed and written, exit code 130."""
+    """Ctrl-C: the suites so far and the runs of the current one are printed and written, exit code 130."""
     file = tmp_path / "a.json"
     flags = [
         "-c",

@@ -1,4 +1,4 @@
-"""The suite `never-slower`: what it decodes, and what it says of `auto`, from made-up texts."""
+"""The suite `never-slower`: what it decodes, and what it says of `auto`, from made-up runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dflash_ggml.bench.comparison import (
     never_slower_jobs,
     never_slower_report,
 )
-from dflash_ggml.bench.measure import Text, all_uses, decode
+from dflash_ggml.bench.measure import Run, all_uses, decode
 from dflash_ggml.bench.page import html
 from dflash_ggml.bench.prompts import own
 from dflash_ggml.bench.runner import FULL, Bench
@@ -33,8 +33,8 @@ def bench(replies: list[str] | None = None) -> Bench:
     return Bench(engine, own("python")[:3], FULL, Lines(io.StringIO()))
 
 
-def text(prompt: str, setting: str, speed: float, temperature: float = 0.0, **more: Any) -> Text:
-    return Text(prompt, "python", setting, 9, 101, 5.0, 1e5 / speed, temperature, steps=50, widths={0: 50},
+def text(prompt: str, setting: str, speed: float, temperature: float = 0.0, **more: Any) -> Run:
+    return Run(prompt, "python", setting, 9, 101, 5.0, 1e5 / speed, temperature, steps=50, widths={0: 50},
                 step_ms=dict.fromkeys(("draft", "tree", "verify", "commit", "host"), 10.0), **more)  # fmt: skip
 
 
@@ -83,7 +83,9 @@ def test_the_worst_text_is_that_between_two_plain_runs() -> None:
             found += [text(prompt, label, speed) for label, speed in zip((BEFORE, BETWEEN, BEHIND), of_round)]
     found.append(text("a", BEFORE, 1))
     section = never_slower_report(bench(), found)
-    said = "on its worst text, a, 0.960 times plain (median of 3 rounds; plain beside itself 1.000 to 1.000)"
+    said = (
+        "on its worst prompt, a, 0.960 times plain (median of 3 rounds; plain beside itself 1.000 to 1.000)"
+    )
     assert said in section.notes[0] and "1.022 times the best fixed mode" in section.notes[0]
     assert {row["setting"] for row in section.rows} == {"plain", "chain", "auto"}
     cut_off = never_slower_report(bench(), found[6:])
@@ -103,11 +105,13 @@ def test_an_endless_job_goes_on_behind_the_end(endless: bool) -> None:
 
 def test_auto_against_the_best_of_the_others_and_its_worst_text() -> None:
     *fixed, auto = compared(TEXTS, temperature=0)
-    # 200 tokens over the time of both texts: the slow one weighs more
+    # 200 tokens over the time of both runs: the slow one weighs more
     assert [row["rate"] for row in fixed] == pytest.approx([200 / 3, 50.0]) and auto["best_fixed"] == "plain"
     assert auto["to_best"] == pytest.approx(auto["rate"] / (200 / 3)) and "to_best" not in fixed[0]
     section = never_slower_report(bench(), [*TEXTS, text("a", "plain", 1, 0.8), text("a", "auto", 2, 0.8)])
-    said = "Temperature 0: auto is 1.022 times the best fixed mode, plain; on its worst text, b, 0.900 times"
+    said = (
+        "Temperature 0: auto is 1.022 times the best fixed mode, plain; on its worst prompt, b, 0.900 times"
+    )
     assert section.notes[0].startswith(said)
     assert section.notes[1].startswith("Temperature 0.8: auto is 2.000 times")
     assert {row["temperature"] for row in section.rows} == {0.0, 0.8}

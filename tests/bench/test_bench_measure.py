@@ -9,8 +9,8 @@ import pytest
 from dflash_ggml.bench.measure import (
     Interrupted,
     Job,
+    Run,
     Setting,
-    Text,
     by_depth,
     decode,
     mean_length,
@@ -23,8 +23,8 @@ from dflash_ggml.bench.prompts import Prompt
 from reference.fake_engine import FakeEngine, FakeSlot
 
 
-def text(**more: Any) -> Text:
-    return Text(
+def run(**more: Any) -> Run:
+    return Run(
         **{
             "prompt": "p",
             "style": "s",
@@ -90,22 +90,22 @@ def test_repeats() -> None:
 
 
 def test_rates() -> None:
-    assert text().per_second == 100.0  # ten after the first, in a tenth of a second
-    assert text(n=1, decode_ms=0.0).per_second is None and text().length is None
-    assert text(steps=4).length == 2.5 and mean_length([text(steps=4), text(steps=10), text()]) == 1.75
+    assert run().per_second == 100.0  # ten after the first, in a tenth of a second
+    assert run(n=1, decode_ms=0.0).per_second is None and run().length is None
+    assert run(steps=4).length == 2.5 and mean_length([run(steps=4), run(steps=10), run()]) == 1.75
     assert summary([1.0, None, 3.0, 8.0]) == {"median": 3.0, "mean": 4.0, "min": 1.0, "max": 8.0, "n": 3}
-    assert summary([None]) is None and mean_length([]) is None and step_times([text()]) is None
+    assert summary([None]) is None and mean_length([]) is None and step_times([run()]) is None
 
 
 def test_a_cached_prompt_gives_no_first_token() -> None:
-    assert text(prompt_n=100, cached_n=10).fresh_ttft_ms == 2.0
-    assert text(prompt_n=100, cached_n=11).fresh_ttft_ms is None and text(n=0).fresh_ttft_ms is None
+    assert run(prompt_n=100, cached_n=10).fresh_ttft_ms == 2.0
+    assert run(prompt_n=100, cached_n=11).fresh_ttft_ms is None and run(n=0).fresh_ttft_ms is None
 
 
 def test_ratios_go_by_prompt() -> None:
     """Rounds in the mean first; a prompt that only one side has does not count."""
-    base = [text(prompt="a", decode_ms=100), text(prompt="a", decode_ms=50), text(prompt="b", decode_ms=100)]
-    ours = [text(prompt="a", decode_ms=50), text(prompt="b", decode_ms=200), text(prompt="c", decode_ms=1)]
+    base = [run(prompt="a", decode_ms=100), run(prompt="a", decode_ms=50), run(prompt="b", decode_ms=100)]
+    ours = [run(prompt="a", decode_ms=50), run(prompt="b", decode_ms=200), run(prompt="c", decode_ms=1)]
     found = ratios(ours, base)
     assert found is not None and (found["n"], found["min"]) == (2, 0.5)
     assert found["max"] == pytest.approx(200 / 150)
@@ -113,9 +113,9 @@ def test_ratios_go_by_prompt() -> None:
 
 
 def test_depths_count_drafted_steps() -> None:
-    assert by_depth([text(accepted={0: 5, 2: 3}), text(accepted={1: 2})]) == [0.5, 0.3]
-    assert by_depth([text()]) == [] and by_depth([text(accepted={0: 4})]) == []
+    assert by_depth([run(accepted={0: 5, 2: 3}), run(accepted={1: 2})]) == [0.5, 0.3]
+    assert by_depth([run()]) == [] and by_depth([run(accepted={0: 4})]) == []
     times = step_times(
-        [text(steps=2, step_ms=dict.fromkeys(("draft", "tree", "verify", "commit", "host"), 4.0))]
+        [run(steps=2, step_ms=dict.fromkeys(("draft", "tree", "verify", "commit", "host"), 4.0))]
     )
     assert times is not None and times["verify"] == 2.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.bench import servers
-from dflash_ggml.bench.measure import Interrupted, Job, Setting, Text
+from dflash_ggml.bench.measure import Interrupted, Job, Run, Setting
 from dflash_ggml.bench.prompts import Prompt
 from dflash_ggml.bench.servers import Server, ServerError
 from dflash_ggml.errors import ConfigError
@@ -106,7 +106,7 @@ def serving(server: StandIn) -> Iterator[StandIn]:
         server.server_close()
 
 
-def ask(server: Server, chat: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Text:
+def ask(server: Server, chat: bool = False, should_stop: Callable[[], bool] = lambda: False) -> Run:
     setting = Setting("there", temperature=0.5, server=server.url)
     return server.complete(Job(Prompt("one", "chat", "Hi", chat), [1], "Hi", setting, 9, 3), should_stop)
 

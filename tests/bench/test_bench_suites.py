@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.bench import runner, suites
-from dflash_ggml.bench.measure import Setting, Text, decode
+from dflash_ggml.bench.measure import Run, Setting, decode
 from dflash_ggml.bench.prompts import Prompt, own
 from dflash_ggml.bench.runner import QUICK, Bench
 from dflash_ggml.bench.sections import Section, markdown, plain
@@ -40,10 +40,10 @@ def bench(**options: Any) -> Bench:
 def test_every_suite_reports(name: str) -> None:
     found = bench()
     jobs = SUITES[name].jobs(found)
-    texts = found.run(name, jobs)
-    assert len(texts) == len(jobs) > 0 and not found.stopped
-    assert [text.setting for text in texts] == [job.setting.label for job in jobs]
-    section = SUITES[name].report(found, texts)
+    runs = found.run(name, jobs)
+    assert len(runs) == len(jobs) > 0 and not found.stopped
+    assert [run.setting for run in runs] == [job.setting.label for job in jobs]
+    section = SUITES[name].report(found, runs)
     assert section.name == name and section.rows and section.forced is None
     json.dumps(section.as_dict())
     shown = plain(section)
@@ -61,19 +61,17 @@ def test_every_suite_reports_what_an_interrupt_left(name: str) -> None:
     for limit in (1, 2, 3):
         found = bench()
         jobs = SUITES[name].jobs(found)
-        texts = found.run(name, jobs[:limit])
-        assert SUITES[name].report(found, texts).rows
+        runs = found.run(name, jobs[:limit])
+        assert SUITES[name].report(found, runs).rows
 
 
 @pytest.mark.parametrize("name", ON_ANY_ENGINE)
 def test_every_suite_without_a_draft(name: str) -> None:
     found = bench(draft=False)
-    texts = found.run(name, SUITES[name].jobs(found))
-    assert {text.setting for text in texts} == (
-        set() if name in ("acceptance", "never-slower") else {"plain"}
-    )
-    if texts:
-        assert SUITES[name].report(found, texts).rows
+    runs = found.run(name, SUITES[name].jobs(found))
+    assert {run.setting for run in runs} == (set() if name in ("acceptance", "never-slower") else {"plain"})
+    if runs:
+        assert SUITES[name].report(found, runs).rows
 
 
 def test_settings_take_turns_in_going_first() -> None:
@@ -91,14 +89,14 @@ def test_a_warm_up_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     found = bench()
     decoded: Counter[Setting] = Counter()
 
-    def counting(engine: Any, job: Any, should_stop: Any) -> Text:
+    def counting(engine: Any, job: Any, should_stop: Any) -> Run:
         decoded[job.setting] += 1
         return decode(engine, job, should_stop)
 
     monkeypatch.setattr(runner, "decode", counting)
     jobs = SUITES["speed"].jobs(found)
-    texts = found.run("speed", jobs)
-    assert len(texts) == len(jobs) and set(decoded.values()) == {len(jobs) // len(decoded) + 1}
+    runs = found.run("speed", jobs)
+    assert len(runs) == len(jobs) and set(decoded.values()) == {len(jobs) // len(decoded) + 1}
 
 
 def test_prompts_that_do_not_fit_are_left_out() -> None:
@@ -130,20 +128,20 @@ def test_interrupt_keeps_what_was_measured() -> None:
     done: list[int] = []
     found.progress.at = lambda n, what: done.append(n)  # type: ignore[method-assign]
     found.should_stop = lambda: done[-1] >= 4
-    texts = found.run("speed", SUITES["speed"].jobs(found))
-    assert len(texts) == 4 and found.stopped
+    runs = found.run("speed", SUITES["speed"].jobs(found))
+    assert len(runs) == 4 and found.stopped
 
 
-def text(setting: str, speed: float, width: int = 0, repeating: bool = False) -> Text:
-    return Text(
+def run(setting: str, speed: float, width: int = 0, repeating: bool = False) -> Run:
+    return Run(
         "p", "python", setting, 9, 101, 5.0, 1e5 / speed, steps=50, widths={width: 50}, accepted={1: 50} if width else {},
         step_ms=dict.fromkeys(("draft", "tree", "verify", "commit", "host"), 10.0), repeats=repeating,
     )  # fmt: skip
 
 
 def test_the_chosen_budget_is_marked() -> None:
-    texts = [text("plain", 100), text("tree 3", 150, 3), text("tree 15", 200, 15), text("auto", 190, 15)]
-    section = budget_report(bench(), texts)
+    runs = [run("plain", 100), run("tree 3", 150, 3), run("tree 15", 200, 15), run("auto", 190, 15)]
+    section = budget_report(bench(), runs)
     assert [row["setting"] for row in section.rows if row["chosen"]] == ["tree 15"]
     (plot,) = section.plots
     assert plot.mark == ("chosen by auto: 15", 15, 200) and [name for name, _ in plot.levels] == [
@@ -158,18 +156,18 @@ def test_the_chosen_budget_is_marked() -> None:
 
 
 def test_plain_may_be_what_was_chosen_and_so_may_a_width_between() -> None:
-    texts = [text("plain", 100), text("tree 3", 50, 3), text("auto", 98, 0)]
-    section = budget_report(bench(), texts)
+    runs = [run("plain", 100), run("tree 3", 50, 3), run("auto", 98, 0)]
+    section = budget_report(bench(), runs)
     assert [row["setting"] for row in section.rows if row["chosen"]] == ["plain"]
     assert section.plots[0].mark is None and "auto chose plain" in section.plots[0].title
-    between = budget_report(bench(), [*texts[:2], text("auto", 120, 5)])
+    between = budget_report(bench(), [*runs[:2], run("auto", 120, 5)])
     assert between.plots[0].mark == ("chosen by auto: 5", 5, 120)
     assert not any(row["chosen"] for row in between.rows)
 
 
 def test_repetition_and_forced_acceptance_are_said() -> None:
-    section = budget_report(bench(), [text("plain", 100), text("tree 3", 150, 3, repeating=True)])
-    assert "1 of 2 texts repeat themselves, which flatters acceptance." in section.notes
+    section = budget_report(bench(), [run("plain", 100), run("tree 3", 150, 3, repeating=True)])
+    assert "1 of 2 runs repeat themselves, which flatters acceptance." in section.notes
     assert section.as_dict()["texts"][1]["repeats"] is True
     assert "FORCED" not in plain(section) and section.as_dict()["forced_acceptance"] is None
     section.forced = "8.31 tokens per pass in the mean"
@@ -181,14 +179,14 @@ def test_repetition_and_forced_acceptance_are_said() -> None:
 def test_acceptance_by_style() -> None:
     """The line without loops leaves a prompt out in every setting when it loops in one."""
 
-    def one(prompt: str, style: str, setting: str, steps: int, loop: bool = False) -> Text:
-        return replace(text(setting, 100, 3, loop), prompt=prompt, style=style, steps=steps)
+    def one(prompt: str, style: str, setting: str, steps: int, loop: bool = False) -> Run:
+        return replace(run(setting, 100, 3, loop), prompt=prompt, style=style, steps=steps)
 
-    texts = [
+    runs = [
         one("a", "python", "chain", 50), one("a", "python", "tree 31", 25),
         one("b", "json", "chain", 20), one("b", "json", "tree 31", 10, loop=True),
     ]  # fmt: skip
-    section = suites.acceptance_report(bench(), texts)
+    section = suites.acceptance_report(bench(), runs)
     assert [row["style"] for row in section.rows] == ["python", "json", "all", "all that do not loop"]
     assert [row["chain"] for row in section.rows] == [2.0, 5.0, 3.5, 2.0]
     assert [row["tree 31"] for row in section.rows] == [4.0, 10.0, 7.0, 4.0]

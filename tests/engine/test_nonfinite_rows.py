@@ -23,7 +23,7 @@ from dflash_ggml.decode.tree import expand
 from dflash_ggml.engine.accept import Acceptance
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.engine.step import Step
-from dflash_ggml.errors import DeviceError, NoNumbersError
+from dflash_ggml.errors import DeviceError, NonFiniteError
 from dflash_ggml.ggml.device import F16, F32, list_devices
 from reference import kv_toys, toys
 from reference.engine_kit import Solo, sampler, text
@@ -193,7 +193,7 @@ def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
         place.restore(kept)
         taken: list[np.ndarray] = []
         for prompt in ([BAD], [*IDS[:70], BAD, *IDS[:70]]):
-            with pytest.raises(NoNumbersError, match="NaN"):
+            with pytest.raises(NonFiniteError, match="NaN"):
                 place.prefill(prompt, take_row=taken.append if rows == "every" else None)
             assert not without_numbers(engine)
             with pytest.raises(DeviceError, match="reset"):
@@ -201,7 +201,7 @@ def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
             place.restore(kept)
             assert text(place, max_tokens=6) == text_then
             place.restore(kept)
-        with pytest.raises(NoNumbersError):
+        with pytest.raises(NonFiniteError):
             place.prefill([BAD])
 
     same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
@@ -213,7 +213,7 @@ def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, 
         begin = place.n_tokens
         run = begun(place, how, mode, BAD)
         (step,) = engine.step([run])
-        assert isinstance(step, NoNumbersError), step
+        assert isinstance(step, NonFiniteError), step
         assert not without_numbers(engine)
         keeps_none(place, begin)
 
@@ -238,7 +238,7 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
             steps = engine.step(runs)
             assert not without_numbers(engine)
             if len(runs) == 3:
-                assert isinstance(steps[1], NoNumbersError) == (pending == BAD), steps[1]
+                assert isinstance(steps[1], NonFiniteError) == (pending == BAD), steps[1]
                 del runs[1], steps[1]
             for i, step in enumerate(steps):
                 rows[i] += step.rows
@@ -331,7 +331,7 @@ def test_hidden_states(engine: Solo) -> None:
     expected = written(place, 8, mode="tree")
     place.restore(kept)
     for ids in ([BAD], [*IDS[:100], BAD, 3, *IDS[:100]]):
-        with pytest.raises(NoNumbersError, match="NaN"):
+        with pytest.raises(NonFiniteError, match="NaN"):
             place.hidden_states(ids, lambda rows: None)
         assert not without_numbers(engine)
     place.restore(kept)
@@ -345,7 +345,7 @@ def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, st
 
         def spoil(place: Slot) -> None:
             (step,) = engine.step([begun(place, {}, "tree", BAD)])
-            assert isinstance(step, NoNumbersError)
+            assert isinstance(step, NonFiniteError)
 
         same(beside(engine, spoil, 0), beside(engine, lambda _: None, 0))
 
@@ -439,7 +439,7 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
     with load(files, device) as engine:
         place = [engine.open(300), engine.open(300)][1]
         assert engine.drafter.rings
-        with pytest.raises(NoNumbersError):
+        with pytest.raises(NonFiniteError):
             place.prefill([*IDS[100:150], BAD, *IDS[150:170]])
         assert not without_numbers(engine)
 
@@ -489,7 +489,7 @@ def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path],
                 if other and isinstance(other[0], Step):
                     assert i < 6 and np.isfinite(other[0].rows).all()
                 elif other:
-                    assert isinstance(other[0], NoNumbersError) and (i == 6 or value is not None)
+                    assert isinstance(other[0], NonFiniteError) and (i == 6 or value is not None)
                     del runs[1]
                     places[1].reset()
                     assert not without_numbers(engine)
@@ -522,7 +522,7 @@ def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], en
         place.prefill(IDS[:60])
         overflow(place, range(30, 31), 9, np.inf)
         (step,) = engine.step([begun(place, {}, "plain", BAD)])
-        assert isinstance(step, NoNumbersError) and place.sequence.inconsistent
+        assert isinstance(step, NonFiniteError) and place.sequence.inconsistent
         place.reset() if ends == "reset" else place.restore(kept)
         assert not without_numbers(engine)
 

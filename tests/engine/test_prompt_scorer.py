@@ -123,7 +123,7 @@ def test_the_target_is_as_without_a_scorer(
     assert rows[0] == rows[1]
 
 
-def test_masses_that_are_no_numbers_are_forgotten(folder: Path, config: EngineConfig) -> None:
+def test_nonfinite_masses_are_dropped(folder: Path, config: EngineConfig) -> None:
     path = toys.write_pair(folder, 18, tied=True)[0]
     with Engine.load(replace(config, scorer=path)) as engine:
         scorer: Any = engine.scorer

@@ -16,7 +16,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.engine.kv_rows import KvRows
 from dflash_ggml.engine.slot import Slot
-from dflash_ggml.errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
+from dflash_ggml.errors import ConfigError, DeviceError, NonFiniteError, NoRoomError
 from dflash_ggml.state.pool import APART, CLOSE, UNIT
 from reference.engine_kit import EXACT, Solo
 
@@ -277,7 +277,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
     jobs[1].join(several)
     damage()
     (step,) = several.step([jobs[1].run])
-    assert isinstance(step, NoNumbersError) and "NaN" in str(step)
+    assert isinstance(step, NonFiniteError) and "NaN" in str(step)
     for job in jobs:
         job.place.close()
     assert jobs[1].alone(several) == expected[1]
@@ -328,6 +328,6 @@ def test_texts_that_ran_one_by_one_are_not_read_again(several: Solo, monkeypatch
     monkeypatch.setattr(type(several.passes), "takes_several", False)
     monkeypatch.delattr(Slot, "recompute")
     steps = several.step([job.run for job in jobs])
-    assert steps[0].tokens and isinstance(steps[1], NoNumbersError)
+    assert steps[0].tokens and isinstance(steps[1], NonFiniteError)
     for job in jobs:
         job.place.close()

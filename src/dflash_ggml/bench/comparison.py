@@ -1,6 +1,6 @@
-"""The suite `never-slower`: `auto` beside every fixed mode, on the same texts in turn.
+"""The suite `never-slower`: `auto` beside every fixed mode, on the same prompts in turn.
 
-Its worst text is sought apart from that: `auto` between two plain runs of the same text, again and again. The speed of a CPU that
+Its worst prompt is measured separately: `auto` between two plain runs, repeatedly. The speed of a CPU that
 others use too changes by a third from second to second, and the worst of many single timings is the unluckiest one.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .measure import Job, Text, all_widths, by_prompt
+from .measure import Job, Run, all_widths, by_prompt
 from .prompts import Prompt, spread
 from .rows import SWEEP, chosen_widths, grouped, lines, loops_note, speed_row
 from .runner import Bench
@@ -21,20 +21,20 @@ BUDGETS = (3, 7, 15, 31)
 BEFORE, BETWEEN, BEHIND = "plain, before", "auto, between", "plain, behind"
 _SHOWN = ("versus_plain", "versus_plain_min", "length", "step_ms", "widths", "texts", "repeating")
 COLUMNS = (
-    *columns("temperature=temperature:1; setting=mode; rate=tokens/s, all texts:1; to_best=x best fixed:3"),
+    *columns("temperature=temperature:1; setting=mode; rate=tokens/s, all runs:1; to_best=x best fixed:3"),
     *(column for column in SWEEP if column.key in _SHOWN),
 )
 
 
-def rate(texts: Sequence[Text]) -> float | None:
-    """Tokens per second over all texts together."""
-    ms = sum(text.decode_ms for text in texts)
-    return 1e3 * sum(max(text.n - 1, 0) for text in texts) / ms if ms else None
+def rate(runs: Sequence[Run]) -> float | None:
+    """Tokens per second over all runs in sum."""
+    ms = sum(run.decode_ms for run in runs)
+    return 1e3 * sum(max(run.n - 1, 0) for run in runs) / ms if ms else None
 
 
-def compared(texts: Sequence[Text], **first: object) -> list[Row]:
-    """A row per mode for the texts of one setting; that of `auto` says how it did against the best of the others."""
-    groups = grouped(texts)
+def compared(runs: Sequence[Run], **first: object) -> list[Row]:
+    """A row per mode for the runs of one setting; that of `auto` says how it did against the best of the others."""
+    groups = grouped(runs)
     plain = groups.get("plain", [])
     rows = [speed_row(found, plain, **first, setting=m, rate=rate(found)) for m, found in groups.items()]
     fixed = [row for row in rows if row["setting"] != "auto" and row["rate"]]
@@ -59,16 +59,16 @@ class Worst:
     def __str__(self) -> str:
         of = f"median of {self.rounds} rounds" if self.rounds > 1 else "timed once"
         noise = "" if self.same is None else f"; plain beside itself {self.same[0]:.3f} to {self.same[1]:.3f}"
-        return f"on its worst text, {self.prompt}, {self.times:.3f} times plain ({of}{noise})"
+        return f"on its worst prompt, {self.prompt}, {self.times:.3f} times plain ({of}{noise})"
 
 
-def worst(texts: Sequence[Text]) -> Worst | None:
-    """Of the texts of one temperature; None without both modes. Where none were made between two plain ones, a prompt's speed is
+def worst(runs: Sequence[Run]) -> Worst | None:
+    """Of the runs of one temperature; None without both modes. Where none were made between two plain ones, a prompt's speed is
     the median of its rounds in each mode."""
     between: dict[str, dict[str, list[float]]] = {}
-    for text in texts:
-        if text.setting in (BEFORE, BETWEEN, BEHIND) and text.per_second is not None:
-            between.setdefault(text.prompt, {}).setdefault(text.setting, []).append(1 / text.per_second)
+    for run in runs:
+        if run.setting in (BEFORE, BETWEEN, BEHIND) and run.per_second is not None:
+            between.setdefault(run.prompt, {}).setdefault(run.setting, []).append(1 / run.per_second)
     times: dict[str, float] = {}
     same: list[float] = []
     for prompt, of in between.items():
@@ -81,29 +81,29 @@ def worst(texts: Sequence[Text]) -> Worst | None:
         n = max(len(of.get(BEHIND, ())) for of in between.values())
         prompt = min(times, key=times.__getitem__)
         return Worst(prompt, times[prompt], n, (min(same), max(same)))
-    plain = by_prompt([text for text in texts if text.setting == "plain"], statistics.median)
-    found = [text for text in texts if text.setting == "auto"]
+    plain = by_prompt([run for run in runs if run.setting == "plain"], statistics.median)
+    found = [run for run in runs if run.setting == "auto"]
     auto = by_prompt(found, statistics.median)
     times = {prompt: auto[prompt] / plain[prompt] for prompt in auto if prompt in plain}
     if not times:
         return None
     prompt = min(times, key=times.__getitem__)
-    return Worst(prompt, times[prompt], max(Counter(text.prompt for text in found).values()), None)
+    return Worst(prompt, times[prompt], max(Counter(run.prompt for run in found).values()), None)
 
 
-def verdict(texts: Sequence[Text], row: Row) -> str:
+def verdict(runs: Sequence[Run], row: Row) -> str:
     """The note on auto's row of `compared`."""
-    note, found = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}", worst(texts)
+    note, found = f"auto is {row['to_best']:.3f} times the best fixed mode, {row['best_fixed']}", worst(runs)
     if found is not None:
         note += f"; {found}"
-    widths = all_widths(text for text in texts if text.setting == "auto")
+    widths = all_widths(run for run in runs if run.setting == "auto")
     used = ", ".join(f"{n or 'plain'}: {steps}" for n, steps in sorted(widths.items()))
     return f"{note}; passes by nodes: {used}."
 
 
 def never_slower_jobs(bench: Bench) -> list[Job]:
     """Every mode on every prompt at every temperature, then `auto` between two plain runs, twice as often and once more;
-    end-of-generation tokens end no text, so that all are as long."""
+    end-of-generation tokens do not end a run, so that all are as long."""
     if not bench.engine.has_draft:
         return []
     prompts = spread(list(bench.prompts), bench.size.prompts)
@@ -128,20 +128,20 @@ def _between(bench: Bench, prompts: Sequence[Prompt], temperature: float) -> lis
     ]
 
 
-def never_slower_report(bench: Bench, texts: Sequence[Text]) -> Section:
+def never_slower_report(bench: Bench, runs: Sequence[Run]) -> Section:
     """Rows by temperature and mode."""
     rows: list[Row] = []
     notes: list[str] = []
-    auto: dict[str, list[Text]] = {}
-    for t in sorted({text.temperature for text in texts}):
-        same = [text for text in texts if text.temperature == t]
-        modes = [text for text in same if text.setting not in (BEFORE, BETWEEN, BEHIND)]
+    auto: dict[str, list[Run]] = {}
+    for t in sorted({run.temperature for run in runs}):
+        same = [run for run in runs if run.temperature == t]
+        modes = [run for run in same if run.setting not in (BEFORE, BETWEEN, BEHIND)]
         rows += (found := compared(modes, temperature=t))
-        auto[f"temperature {t:g}"] = [text for text in same if text.setting == "auto"]
+        auto[f"temperature {t:g}"] = [run for run in same if run.setting == "auto"]
         if found and "to_best" in found[-1]:
             notes.append(f"Temperature {t:g}: {verdict(same, found[-1])}")
     what = "never-slower", "auto beside fixed modes", "temperature", "tokens/s"
     plot = lines(*what, rows, "temperature", "rate")
-    notes += loops_note(texts)
+    notes += loops_note(runs)
     title, details = "Is auto ever slower?", chosen_widths(auto)
-    return Section("never-slower", title, COLUMNS, rows, notes, plot, texts, details=details)
+    return Section("never-slower", title, COLUMNS, rows, notes, plot, runs, details=details)

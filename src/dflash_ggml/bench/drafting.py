@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .measure import Job, Text, by_depth, by_prompt, mean_length
+from .measure import Job, Run, by_depth, by_prompt, mean_length
 from .prompts import spread
 from .rows import SWEEP, chosen_widths, grouped, loops_note, speed_row
 from .runner import Bench, Size
@@ -35,14 +35,14 @@ def drafting_jobs(bench: Bench) -> list[Job]:
     return found
 
 
-def drafting_report(bench: Bench, texts: list[Text]) -> Section:
+def drafting_report(bench: Bench, runs: list[Run]) -> Section:
     """A row per set, temperature and way to decode; then over all sets."""
-    styles = list(dict.fromkeys(text.style for text in texts))
+    styles = list(dict.fromkeys(run.style for run in runs))
     rows: list[Row] = []
-    chosen: dict[str, Sequence[Text]] = {}
+    chosen: dict[str, Sequence[Run]] = {}
     for style in [*styles, *([_ALL] if len(styles) > 1 else [])]:
         for t in TEMPERATURES:
-            here = [x for x in texts if x.temperature == t and style in (x.style, _ALL)]
+            here = [x for x in runs if x.temperature == t and style in (x.style, _ALL)]
             groups = grouped(here)
             plain = groups.get("plain", [])
             for name, found in groups.items():
@@ -52,17 +52,17 @@ def drafting_report(bench: Bench, texts: list[Text]) -> Section:
                 chosen[f"{style}, T {t}"] = groups.get("auto", [])
     columns = [Column("style", "set"), Column("temperature", "T", 1), Column("setting", "mode"), *SWEEP]
     drafts = " and ".join(bench.engine.sources) or "nothing"
-    notes = [f"What drafts: {drafts}.", *_by_depth(texts), *_tree_and_chain(texts), *loops_note(texts)]
+    notes = [f"What drafts: {drafts}.", *_by_depth(runs), *_tree_and_chain(runs), *loops_note(runs)]
     return Section(
-        "drafts", "What drafting is worth", columns, rows, notes, [], texts, details=chosen_widths(chosen)
+        "drafts", "What drafting is worth", columns, rows, notes, [], runs, details=chosen_widths(chosen)
     )
 
 
-def _tree_and_chain(texts: Sequence[Text]) -> list[str]:
+def _tree_and_chain(runs: Sequence[Run]) -> list[str]:
     """How the tree of 15 does beside the chain of the same draft, prompt by prompt."""
     found = []
     for t in TEMPERATURES:
-        groups = grouped([text for text in texts if text.temperature == t])
+        groups = grouped([run for run in runs if run.temperature == t])
         tree, chain = groups.get("tree 15", []), groups.get("chain", [])
         ours, theirs = by_prompt(tree), by_prompt(chain)
         both = ours.keys() & theirs.keys()
@@ -76,12 +76,12 @@ def _tree_and_chain(texts: Sequence[Text]) -> list[str]:
     return found
 
 
-def _by_depth(texts: Sequence[Text]) -> list[str]:
+def _by_depth(runs: Sequence[Run]) -> list[str]:
     """Acceptance by depth of the chain and of a tree: how deep drafted steps keep their path."""
     found = []
     for t in TEMPERATURES:
         for name in ("chain", "tree 15"):
-            kept = by_depth(x for x in texts if x.temperature == t and x.setting == name)[:_DEPTHS]
+            kept = by_depth(x for x in runs if x.temperature == t and x.setting == name)[:_DEPTHS]
             if kept:
                 shares = ", ".join(f"{share:.0%}" for share in kept)
                 found.append(f"Drafted steps of {name} at T {t} that keep depth 1, 2, ...: {shares}.")

@@ -1,4 +1,4 @@
-"""Run one generation and time it; what texts have in common."""
+"""Run one generation and time it; statistics over several runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .prompts import Prompt
 
 
 class Interrupted(Exception):
-    """Somebody pressed Ctrl-C: the text under way was given up."""
+    """Ctrl-C was pressed: the current run was given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A text to decode: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
+    """A run to make: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
     behind an end-of-generation token. answer: what a right answer has in it. score_ms: what choosing the prompt's tokens took,
     part of the time to the first one."""
 
@@ -53,8 +53,8 @@ class Job:
 
 
 @dataclass(slots=True)
-class Text:
-    """What one text took. Times are wall milliseconds.
+class Run:
+    """The result of one run. Times are wall milliseconds.
 
     n: tokens, the end-of-generation token too. ttft_ms: from the beginning of the prefill to the first token. decode_ms: from
     the first token to the last. steps: target passes after the prompt's own. accepted: drafted steps by how many drafted
@@ -85,7 +85,7 @@ class Text:
 
     @property
     def fresh_ttft_ms(self) -> float | None:
-        """`ttft_ms` of a text that was written; None when a server had more than a tenth of the prompt in its cache."""
+        """`ttft_ms` of a run with output; None when a server had more than a tenth of the prompt in its cache."""
         return self.ttft_ms if self.n and 10 * self.cached_n <= self.prompt_n else None
 
     @property
@@ -119,7 +119,7 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
     )
 
 
-def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Text:
+def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Run:
     """Prefill a job's prompt into an emptied slot and decode. Raises Interrupted when `should_stop` says so."""
     slot.reset()
     slot.forget()
@@ -130,7 +130,7 @@ def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Text:
     return go_on(slot, job, should_stop, (time.perf_counter() - began) * 1e3)
 
 
-def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Text:
+def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Run:
     """Decode behind what the slot holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
     setting = job.setting
     sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), slot.n_vocab)
@@ -167,7 +167,7 @@ def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: flo
     if finish == "cancelled":
         raise Interrupted
     widths = {nodes: int(use[0]) for nodes, use in sorted(uses.items())}
-    return Text(
+    return Run(
         prompt=job.prompt.id,
         style=job.prompt.style,
         setting=setting.label,
@@ -207,52 +207,52 @@ def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
     return {**middle, "min": min(found), "max": max(found), "n": len(found)}
 
 
-def ratios(texts: Iterable[Text], base: Iterable[Text]) -> dict[str, Any] | None:
-    """Speed of texts over that of `base`, prompt by prompt, each prompt's rounds in the mean."""
-    ours, theirs = by_prompt(texts), by_prompt(base)
+def ratios(runs: Iterable[Run], base: Iterable[Run]) -> dict[str, Any] | None:
+    """Speed of runs over that of `base`, prompt by prompt, each prompt's rounds in the mean."""
+    ours, theirs = by_prompt(runs), by_prompt(base)
     return summary(ours[p] / theirs[p] for p in ours if p in theirs)
 
 
 def by_prompt(
-    texts: Iterable[Text], of_rounds: Callable[[Sequence[float]], float] = statistics.fmean
+    runs: Iterable[Run], of_rounds: Callable[[Sequence[float]], float] = statistics.fmean
 ) -> dict[str, float]:
     """Tokens per second of each prompt, the mean of its rounds by default."""
     found: dict[str, list[float]] = {}
-    for text in texts:
-        if text.per_second is not None:
-            found.setdefault(text.prompt, []).append(text.per_second)
+    for run in runs:
+        if run.per_second is not None:
+            found.setdefault(run.prompt, []).append(run.per_second)
     return {prompt: of_rounds(speeds) for prompt, speeds in found.items()}
 
 
-def mean_length(texts: Iterable[Text]) -> float | None:
-    """Acceptance length over all passes of the texts, the mean of the texts' own."""
-    found = [text.length for text in texts if text.length is not None]
+def mean_length(runs: Iterable[Run]) -> float | None:
+    """Acceptance length over all passes of a run, the mean over runs."""
+    found = [run.length for run in runs if run.length is not None]
     return statistics.fmean(found) if found else None
 
 
-def by_depth(texts: Iterable[Text]) -> list[float]:
+def by_depth(runs: Iterable[Run]) -> list[float]:
     """Share of the drafted steps that kept at least 1, 2, 3, ... drafted tokens."""
     kept: Counter[int] = Counter()
-    for text in texts:
-        kept.update(text.accepted)
+    for run in runs:
+        kept.update(run.accepted)
     total = kept.total()
     depths = range(1, max(kept, default=0) + 1)
     return [sum(n for k, n in kept.items() if k >= depth) / total for depth in depths]
 
 
-def all_widths(texts: Iterable[Text]) -> Counter[int]:
+def all_widths(runs: Iterable[Run]) -> Counter[int]:
     """Steps by the nodes that they offered, 0 for plain ones."""
     found: Counter[int] = Counter()
-    for text in texts:
-        found.update(text.widths)
+    for run in runs:
+        found.update(run.widths)
     return found
 
 
-def all_uses(texts: Iterable[Text]) -> list[WidthUse]:
-    """What the steps of all texts were, narrowest first; predicted: the mean of what was at the texts' ends, by steps."""
+def all_uses(runs: Iterable[Run]) -> list[WidthUse]:
+    """The steps of all runs by width, narrowest first; predicted: the mean of the final predictions, weighted by steps."""
     found: dict[int, list[WidthUse]] = {}
-    for text in texts:
-        for use in text.uses:
+    for run in runs:
+        for use in run.uses:
             found.setdefault(use.nodes, []).append(use)
     merged = []
     for nodes, uses in sorted(found.items()):
@@ -264,8 +264,8 @@ def all_uses(texts: Iterable[Text]) -> list[WidthUse]:
     return merged
 
 
-def step_times(texts: Iterable[Text]) -> dict[str, float] | None:
+def step_times(runs: Iterable[Run]) -> dict[str, float] | None:
     """Mean milliseconds of each part of a step."""
-    found = [text for text in texts if text.steps]
-    steps = sum(text.steps for text in found)
+    found = [run for run in runs if run.steps]
+    steps = sum(run.steps for run in found)
     return {s: sum(t.step_ms[s] for t in found) / steps for s in STAGES} if steps else None

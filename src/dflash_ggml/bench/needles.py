@@ -14,7 +14,7 @@ from statistics import fmean
 from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, PromptScorer
 from ..session.session import Session
-from .measure import Job, Text
+from .measure import Job, Run
 from .prompts import Prompt
 from .runner import Bench
 from .sections import Row, Section, columns
@@ -33,7 +33,7 @@ _NAMES, _TOWNS, _THINGS, _WORDS = (
 )
 COLUMNS = columns(
     "kind=question; length=prompt:0; setting=prefilled; right=right %:0; read=tokens read:0; ttft_ms=first token ms:0; "
-    "texts=texts:0"
+    "texts=runs:0"
 )
 
 Question = tuple[list[str], str, str]  # sentences that are hidden, the question, the answer
@@ -149,20 +149,20 @@ def _chosen(session: Session, prepared: Prepared) -> Prepared:
             return end.value
 
 
-def needle_report(bench: Bench, texts: Sequence[Text]) -> Section:
+def needle_report(bench: Bench, runs: Sequence[Run]) -> Section:
     """A row per kind, length and part that was prefilled."""
-    groups: dict[tuple[str, int, str], list[Text]] = {}
-    for text in texts:
-        length = int(text.prompt.split(", ")[1])
-        groups.setdefault((text.style, length, text.setting), []).append(text)
+    groups: dict[tuple[str, int, str], list[Run]] = {}
+    for run in runs:
+        length = int(run.prompt.split(", ")[1])
+        groups.setdefault((run.style, length, run.setting), []).append(run)
     rows: list[Row] = [
         {
             "kind": kind,
             "length": length,
             "setting": setting,
-            "right": 100 * fmean(bool(text.answered) for text in found),
-            "read": fmean(text.prompt_n for text in found),
-            "ttft_ms": fmean(text.ttft_ms for text in found),
+            "right": 100 * fmean(bool(run.answered) for run in found),
+            "read": fmean(run.prompt_n for run in found),
+            "ttft_ms": fmean(run.ttft_ms for run in found),
             "texts": len(found),
         }
         for (kind, length, setting), found in groups.items()
@@ -175,5 +175,5 @@ def needle_report(bench: Bench, texts: Sequence[Text]) -> Section:
     if not rows:
         notes.append(f"No document fits: -c {LENGTHS[0] + ANSWER} and more is needed.")
     return Section(
-        "needles", "Questions on long documents, read in part", COLUMNS, rows, notes, [], list(texts)
+        "needles", "Questions on long documents, read in part", COLUMNS, rows, notes, [], list(runs)
     )

@@ -1,4 +1,4 @@
-"""`dflash-bench perplexity FILE`: how well the target foretells a text, in windows as llama.cpp's tool has them; K/V types beside
+"""`dflash-bench perplexity FILE`: how well the target predicts a text, in windows as llama.cpp's tool has them; K/V types beside
 each other.
 
 A window is `n` tokens from an empty context, its first one BOS where the model wants one, and the tokens of its second half are

@@ -1,19 +1,19 @@
-"""Rows and plots that several suites share: what a setting's texts come to."""
+"""Rows and plots that several suites share: summaries of a setting's runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .measure import Text, all_uses, all_widths, mean_length, ratios, step_times, summary
+from .measure import Run, all_uses, all_widths, mean_length, ratios, step_times, summary
 from .sections import Plot, Row, Section, Series, columns
 
 SPEED = columns(
     "speed=tokens/s:1; speed_min=min:1; speed_max=max:1; versus_plain=x plain:2; versus_plain_min=worst:2; length=tokens/pass:2; "
-    "step_ms=ms/pass:2; ttft_ms=first token ms:1; widths=nodes a pass; texts=texts:0; repeating=that loop:0"
+    "step_ms=ms/pass:2; ttft_ms=first token ms:1; widths=nodes a pass; texts=runs:0; repeating=that loop:0"
 )
 CHOICES = columns(
-    "group=texts; nodes=nodes:0; steps=steps:0; share=%:1; tokens_per_step=tokens/step:2; ms=ms:3; predicted_ms=predicted ms:3"
+    "group=runs; nodes=nodes:0; steps=steps:0; share=%:1; tokens_per_step=tokens/step:2; ms=ms:3; predicted_ms=predicted ms:3"
 )
 SWEEP = tuple(column for column in SPEED if column.key != "ttft_ms")
 
@@ -25,31 +25,31 @@ def spread_of(name: str, values: dict[str, Any] | None) -> Row:
     return {name: values["median"], **{f"{name}_{k}": v for k, v in values.items() if k != "median"}}
 
 
-def speed_row(texts: Sequence[Text], plain: Sequence[Text], **first: object) -> Row:
-    """The cells of SPEED for the texts of one setting; `plain`: the same prompts without drafts."""
-    widths, times, ours = all_widths(texts), step_times(texts), any(text.steps for text in texts)
+def speed_row(runs: Sequence[Run], plain: Sequence[Run], **first: object) -> Row:
+    """The cells of SPEED for the runs of one setting; `plain`: the same prompts without drafts."""
+    widths, times, ours = all_widths(runs), step_times(runs), any(run.steps for run in runs)
     common = ", ".join(f"{w}: {n / widths.total():.0%}" for w, n in widths.most_common(3))
     used = common if len(widths) > 1 else str(next(iter(widths))) if any(widths) else ""
     return {
         **first,
-        **spread_of("speed", summary(text.per_second for text in texts)),
-        **(spread_of("versus_plain", ratios(texts, plain)) if texts is not plain else {}),
-        "length": mean_length(texts),
+        **spread_of("speed", summary(run.per_second for run in runs)),
+        **(spread_of("versus_plain", ratios(runs, plain)) if runs is not plain else {}),
+        "length": mean_length(runs),
         "step_ms": sum(times.values()) if times else None,
         "stages_ms": times,
-        **spread_of("ttft_ms", summary(text.fresh_ttft_ms for text in texts)),
+        **spread_of("ttft_ms", summary(run.fresh_ttft_ms for run in runs)),
         "widths": used,
         "width_counts": dict(sorted(widths.items())),
-        "texts": len(texts),
-        "repeating": sum(text.repeats for text in texts) if ours else None,
+        "texts": len(runs),
+        "repeating": sum(run.repeats for run in runs) if ours else None,
     }
 
 
-def chosen_widths(groups: Mapping[str, Sequence[Text]]) -> Section | None:
-    """What `auto` chose in groups of texts: a row per width, with its measured and predicted milliseconds."""
+def chosen_widths(groups: Mapping[str, Sequence[Run]]) -> Section | None:
+    """What `auto` chose in groups of runs: a row per width, with its measured and predicted milliseconds."""
     rows: list[Row] = []
-    for name, texts in groups.items():
-        uses = all_uses(texts)
+    for name, runs in groups.items():
+        uses = all_uses(runs)
         total = sum(use.steps for use in uses)
         for use in uses:
             per_step = {"tokens_per_step": use.tokens / use.steps, "ms": use.ms / use.steps}
@@ -60,36 +60,36 @@ def chosen_widths(groups: Mapping[str, Sequence[Text]]) -> Section | None:
     return Section("auto_choices", "What auto chose", CHOICES, rows) if rows else None
 
 
-def grouped(texts: Sequence[Text]) -> dict[str, list[Text]]:
-    """Texts by setting, in the order of their first text but plain first."""
-    found: dict[str, list[Text]] = {}
-    for text in texts:
-        found.setdefault(text.setting, []).append(text)
+def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by setting, in the order of their first run but plain first."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.setting, []).append(run)
     order = ["plain", "chain", *sorted((n for n in found if n.startswith("tree ")), key=lambda n: int(n[5:]))]
     rank = {name: i for i, name in enumerate([*order, "auto"])}
     return {name: found[name] for name in sorted(found, key=lambda n: rank.get(n, len(rank)))}
 
 
-def loops_note(texts: Sequence[Text]) -> list[str]:
-    """A warning when texts repeat themselves."""
-    ours = [text for text in texts if text.steps]
-    looping = sum(text.repeats for text in ours)
-    note = f"{looping} of {len(ours)} texts repeat themselves, which flatters acceptance."
+def loops_note(runs: Sequence[Run]) -> list[str]:
+    """A warning when runs repeat themselves."""
+    ours = [run for run in runs if run.steps]
+    looping = sum(run.repeats for run in ours)
+    note = f"{looping} of {len(ours)} runs repeat themselves, which flatters acceptance."
     return [note] if looping else []
 
 
-def cache_note(texts: Sequence[Text]) -> list[str]:
+def cache_note(runs: Sequence[Run]) -> list[str]:
     """What is left out because a server knew its prompt already."""
-    cached = sum(text.n > 0 and text.fresh_ttft_ms is None for text in texts)
-    note = f"{cached} of {len(texts)} first tokens are not counted: the server had the prompt in its cache."
+    cached = sum(run.n > 0 and run.fresh_ttft_ms is None for run in runs)
+    note = f"{cached} of {len(runs)} first tokens are not counted: the server had the prompt in its cache."
     return [note] if cached else []
 
 
-def by_length(texts: Sequence[Text]) -> list[tuple[int, str, list[Text]]]:
-    """Texts by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
-    found: dict[int, list[Text]] = {}
-    for text in texts:
-        found.setdefault(int(text.prompt.partition(" ")[0]), []).append(text)
+def by_length(runs: Sequence[Run]) -> list[tuple[int, str, list[Run]]]:
+    """Runs by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
+    found: dict[int, list[Run]] = {}
+    for run in runs:
+        found.setdefault(int(run.prompt.partition(" ")[0]), []).append(run)
     return [(n, name, group) for n in sorted(found) for name, group in grouped(found[n]).items()]
 
 

@@ -13,21 +13,21 @@ from ..engine.slot import Slot
 from ..files.pairs import EMBEDDED_TARGET
 from ..session.requests import ChatRequest
 from ..session.session import Session
-from .measure import Interrupted, Job, Setting, Text, decode
+from .measure import Interrupted, Job, Run, Setting, decode
 from .prompts import Prompt
 from .servers import Server, ServerError
 
-WARM_UP = 24  # tokens of a text that is not counted: graphs are built, caches are warm
+WARM_UP = 24  # tokens of a run that is not counted: graphs are built, caches are warm
 
 
 class Progress(Protocol):
     """Receiver of a suite's progress."""
 
     def begin(self, name: str, total: int) -> None:
-        """A suite of `total` texts begins."""
+        """A suite of `total` runs begins."""
 
     def at(self, done: int, what: str) -> None:
-        """`done` texts are done, `what` comes next."""
+        """`done` runs are done, `what` comes next."""
 
     def end(self) -> None:
         """The suite has ended."""
@@ -35,7 +35,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a suite does: prompts, tokens a text, rounds, what the sweeps go through, prompts for acceptance (None: all)."""
+    """How much a suite does: prompts, tokens a run, rounds, what the sweeps go through, prompts for acceptance (None: all)."""
 
     prompts: int
     n: int
@@ -163,30 +163,30 @@ class Bench:
 
     # ---- the run
 
-    def run(self, name: str, jobs: Sequence[Job]) -> list[Text]:
-        """The texts of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set. So is `error` by a server."""
-        texts: list[Text] = []
+    def run(self, name: str, jobs: Sequence[Job]) -> list[Run]:
+        """The runs of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set. So is `error` by a server."""
+        runs: list[Run] = []
         warm: set[tuple[Setting, int]] = set()
         self.progress.begin(name, len(jobs))
         try:
             for job in jobs:
-                self.progress.at(len(texts), f"{job.setting.label}, {job.prompt.id}")
+                self.progress.at(len(runs), f"{job.setting.label}, {job.prompt.id}")
                 # one per length: caches and graphs differ between them
                 key = (job.setting, len(job.ids).bit_length() if job.prompt.style == "filled" else 0)
                 if key not in warm:
                     self._decode(replace(job, n=min(job.n, WARM_UP), text=_unseen(job.text)))
                     warm.add(key)
-                texts.append(self._decode(job))
-            self.progress.at(len(texts), "")
+                runs.append(self._decode(job))
+            self.progress.at(len(runs), "")
         except Interrupted:
             self.stopped = True
         except ServerError as error:  # what was measured before it is worth keeping
             self.error = error
         finally:
             self.progress.end()
-        return texts
+        return runs
 
-    def _decode(self, job: Job) -> Text:
+    def _decode(self, job: Job) -> Run:
         if self.should_stop():
             raise Interrupted
         for server in self.servers:

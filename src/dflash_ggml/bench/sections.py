@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .measure import Text
+from .measure import Run
 
 Row = dict[str, Any]
 
@@ -83,7 +83,7 @@ class Section:
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
-    texts: Sequence[Text] = ()
+    runs: Sequence[Run] = ()
     forced: str | None = None
     details: Section | None = None
 
@@ -110,7 +110,7 @@ class Section:
             "rows": self.rows,
             "notes": self.notes,
             **({self.details.name: self.details.rows} if self.details else {}),
-            "texts": [text.as_dict() for text in self.texts],
+            "texts": [run.as_dict() for run in self.runs],
         }
 
 

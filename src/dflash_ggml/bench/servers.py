@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, DflashError
-from .measure import Interrupted, Job, Text
+from .measure import Interrupted, Job, Run
 from .prompts import one_line
 
 CONNECT_SECONDS = 10.0
@@ -93,14 +93,14 @@ class Server:
             raise self._error(path, _reason(error)) from None
         raise self._error(path, f"answered with status {response.status}{detail}")
 
-    def complete(self, job: Job, should_stop: Callable[[], bool]) -> Text:
+    def complete(self, job: Job, should_stop: Callable[[], bool]) -> Run:
         """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
         with closing(self._connect()) as connection:
             return self._complete(connection, job, should_stop)
 
     def _complete(
         self, connection: http.client.HTTPConnection, job: Job, should_stop: Callable[[], bool]
-    ) -> Text:
+    ) -> Run:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": job.n,
@@ -132,7 +132,7 @@ class Server:
                 raise self._error(path, "a chunk of its stream does not have OpenAI's form") from None
         if _count(usage, "completion_tokens") is None:
             raise self._error(path, "its stream ends without usage, so its tokens can't be counted")
-        return Text(
+        return Run(
             prompt=job.prompt.id,
             style=job.prompt.style,
             setting=job.setting.label,

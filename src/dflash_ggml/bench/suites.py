@@ -1,4 +1,4 @@
-"""The suites by name: which texts each has decoded, and what it reports of them.
+"""The suites by name: the runs that each makes, and its report.
 
 A new suite is a function for each of the two and an entry in `SUITES`.
 """
@@ -12,7 +12,7 @@ from ..cli.report import STAGES
 from ..config import MAX_BUDGET
 from .comparison import BUDGETS, never_slower_jobs, never_slower_report
 from .drafting import drafting_budgets, drafting_jobs, drafting_report
-from .measure import Job, Setting, Text, all_widths, by_depth, mean_length, summary
+from .measure import Job, Run, Setting, all_widths, by_depth, mean_length, summary
 from .needles import needle_jobs, needle_report
 from .prompts import Prompt, spread
 from .rows import (
@@ -36,12 +36,12 @@ class Suite:
     """jobs: what is decoded. report: notes on the runs, which may be fewer than were asked for.
 
     budgets: the trees that it needs, so that the engine is loaded for them. everyday: part of `quick` and `full`.
-    against: whether it has texts for other servers.
+    against: whether it runs against other servers.
     """
 
     about: str
     jobs: Callable[[Bench], list[Job]]
-    report: Callable[[Bench, list[Text]], Section]
+    report: Callable[[Bench, list[Run]], Section]
     budgets: Callable[[Size], Sequence[int]] = lambda size: ()
     everyday: bool = True
     against: bool = False
@@ -59,9 +59,9 @@ def speed_jobs(bench: Bench) -> list[Job]:
     return bench.jobs([*bench.modes(), *bench.others()], _some(bench))
 
 
-def speed_report(bench: Bench, texts: list[Text]) -> Section:
+def speed_report(bench: Bench, runs: list[Run]) -> Section:
     """A row per mode and server; where a step's time goes."""
-    groups = grouped(texts)
+    groups = grouped(runs)
     plain = groups.get("plain", [])
     rows = [speed_row(found, plain, setting=name) for name, found in groups.items()]
     timed = [row for row in rows if row["stages_ms"]]
@@ -70,14 +70,14 @@ def speed_report(bench: Bench, texts: list[Text]) -> Section:
         names = [row["setting"] for row in timed]
         parts = [Series(s, range(len(timed)), [row["stages_ms"][s] for row in timed]) for s in STAGES]
         plots.append(Plot("step", "Where a step's time goes", "", "ms per target pass", parts, bars=names))
-    notes = [*loops_note(texts), *cache_note(texts)]
+    notes = [*loops_note(runs), *cache_note(runs)]
     if bench.servers:
         how = "tokens by their usage, from the first chunk to the last"
         notes.append(f"Other servers are timed at their stream: {how}.")
     if not bench.engine.has_draft:
         notes.append("There is no draft: plain decoding only.")
     shown, auto = [*columns("setting=mode"), *SPEED], chosen_widths({"": groups.get("auto", [])})
-    return Section("speed", "Speed by mode", shown, rows, notes, plots, texts, details=auto)
+    return Section("speed", "Speed by mode", shown, rows, notes, plots, runs, details=auto)
 
 
 # ---- budget
@@ -89,15 +89,15 @@ def budget_jobs(bench: Bench) -> list[Job]:
     return bench.jobs([s for s in settings if s.mode != "chain"], _some(bench))
 
 
-def chosen_budget(auto: Sequence[Text]) -> int | None:
+def chosen_budget(auto: Sequence[Run]) -> int | None:
     """The nodes that most passes of `auto` offered; 0: plain."""
     widths = all_widths(auto)
     return widths.most_common(1)[0][0] if widths else None
 
 
-def budget_report(bench: Bench, texts: list[Text]) -> Section:
+def budget_report(bench: Bench, runs: list[Run]) -> Section:
     """A row per budget; what auto chose most often is marked, and what was fastest."""
-    groups = grouped(texts)
+    groups = grouped(runs)
     plain, auto = groups.get("plain", []), groups.get("auto", [])
     chosen = chosen_budget(auto)
     rows = []
@@ -106,13 +106,13 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
         is_chosen = chosen is not None and budget == chosen
         rows.append(speed_row(found, plain, setting=name, budget=budget, chosen=is_chosen))
     swept = [row for row in rows if row["budget"] is not None and "speed" in row]
-    notes, plots = loops_note(texts), []
+    notes, plots = loops_note(runs), []
     trees = [row for row in swept if row["budget"]]
     if trees:
         best = max(swept, key=lambda row: row["speed"])
         notes.insert(0, f"Fastest of the sweep in the median: {best['setting']}.")
         values = ([row[k] for row in trees] for k in ("budget", "speed", "speed_min", "speed_max"))
-        line = Series("trees (median, range over texts)", *values)
+        line = Series("trees (median, range over runs)", *values)
         beside = [row for row in rows if row["setting"] in ("plain", "auto") and "speed" in row]
         levels = [(row["setting"], row["speed"]) for row in beside]
         mark = None
@@ -121,7 +121,7 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
             what = f"{chosen} nodes" if chosen else "plain"
             notes.insert(0, f"auto chose {what} in {share:.0%} of its passes.")
             speeds = {row["budget"]: row["speed"] for row in trees}
-            at = speeds.get(chosen, summary(text.per_second for text in auto))
+            at = speeds.get(chosen, summary(run.per_second for run in auto))
             at = at["median"] if isinstance(at, dict) else at
             mark = (f"chosen by auto: {chosen}", chosen, at) if chosen and at else None
         title = "Speed by budget" + (": auto chose plain" if chosen == 0 else "")
@@ -129,7 +129,7 @@ def budget_report(bench: Bench, texts: list[Text]) -> Section:
         plots.append(Plot("budget", title, *axes, [line], levels, mark, log_x=True))
     shown = [*columns("setting=mode; chosen=chosen by auto"), *SWEEP]
     details = chosen_widths({"": auto})
-    return Section("budget", "Budget sweep", shown, rows, notes, plots, texts, details=details)
+    return Section("budget", "Budget sweep", shown, rows, notes, plots, runs, details=details)
 
 
 # ---- temperature
@@ -142,18 +142,18 @@ def temperature_jobs(bench: Bench) -> list[Job]:
     return [job for t in bench.size.temperatures for job in bench.jobs(bench.modes((15,), t), prompts)]
 
 
-def temperature_report(bench: Bench, texts: list[Text]) -> Section:
+def temperature_report(bench: Bench, runs: list[Run]) -> Section:
     """Rows by temperature and mode."""
     rows = []
-    for t in sorted({text.temperature for text in texts}):
-        groups = grouped([text for text in texts if text.temperature == t])
+    for t in sorted({run.temperature for run in runs}):
+        groups = grouped([run for run in runs if run.temperature == t])
         plain = groups.get("plain", [])
         rows += [speed_row(found, plain, temperature=t, setting=name) for name, found in groups.items()]
     plot = lines(
         "temperature", "Speed by temperature", "temperature", "tokens/s", rows, "temperature", "speed"
     )
     shown = [*columns("temperature=temperature:1; setting=mode"), *SWEEP]
-    return Section("temperature", "Temperature sweep", shown, rows, loops_note(texts), plot, texts)
+    return Section("temperature", "Temperature sweep", shown, rows, loops_note(runs), plot, runs)
 
 
 # ---- sweeps over the length of the prompt
@@ -166,7 +166,7 @@ def lengths(bench: Bench, room: int) -> list[int]:
 
 
 def filled_jobs(bench: Bench, settings: Callable[[], Sequence[Setting]], n: int, turns: int) -> list[Job]:
-    """Every length with every setting, `turns` texts each."""
+    """Every length with every setting, `turns` runs each."""
     found = []
     for length in lengths(bench, n):
         for turn in range(turns):
@@ -181,20 +181,20 @@ def context_jobs(bench: Bench) -> list[Job]:
     return filled_jobs(bench, bench.swept, bench.size.n, 1 + bench.size.rounds)
 
 
-def context_report(bench: Bench, texts: list[Text]) -> Section:
+def context_report(bench: Bench, runs: list[Run]) -> Section:
     """Rows by length and mode."""
-    groups = by_length(texts)
+    groups = by_length(runs)
     plain = {n: found for n, name, found in groups if name == "plain"}
     rows = [speed_row(found, plain.get(n, []), context=n, setting=name) for n, name, found in groups]
     axes = "tokens of context", "tokens/s"
     plot = lines("context", "Speed by context", *axes, rows, "context", "speed", True)
     shown = [*columns("context=context:0; setting=mode"), *SWEEP]
-    notes = [*loops_note(texts), "Contexts are this run's prompts one after the other."]
-    return Section("context", "Context sweep", shown, rows, notes, plot, texts)
+    notes = [*loops_note(runs), "Contexts are this benchmark's prompts, concatenated."]
+    return Section("context", "Context sweep", shown, rows, notes, plot, runs)
 
 
 def _by_length(
-    texts: list[Text], name: str, value: Callable[[Text], float | None], setting: str | None = None
+    runs: list[Run], name: str, value: Callable[[Run], float | None], setting: str | None = None
 ) -> list[Row]:
     """A row per length and setting with the spread of one figure."""
     return [
@@ -204,7 +204,7 @@ def _by_length(
             **spread_of(name, summary(map(value, found))),
             "texts": len(found),
         }
-        for n, own, found in by_length(texts)
+        for n, own, found in by_length(runs)
     ]
 
 
@@ -213,14 +213,14 @@ def prefill_jobs(bench: Bench) -> list[Job]:
     return filled_jobs(bench, lambda: [bench.setting("plain", "plain")], 1, 2 * bench.size.rounds + 1)
 
 
-def prefill_report(bench: Bench, texts: list[Text]) -> Section:
+def prefill_report(bench: Bench, runs: list[Run]) -> Section:
     """A row per length."""
-    rows = _by_length(texts, "speed", lambda t: 1e3 * t.prompt_n / t.prefill_ms, "prefill")
+    rows = _by_length(runs, "speed", lambda t: 1e3 * t.prompt_n / t.prefill_ms, "prefill")
     drafted = " The draft takes its part of every pass." if bench.engine.has_draft else ""
     plot = lines("prefill", "Prefill", "tokens of prompt", "tokens/s", rows, "context", "speed", True)
-    shown = [*columns("context=prompt:0"), *SPEED[:3], *columns("texts=texts:0")]
+    shown = [*columns("context=prompt:0"), *SPEED[:3], *columns("texts=runs:0")]
     notes = [f"At most {bench.engine.batches.most} tokens a pass.{drafted}"]
-    return Section("prefill", "Prefill", shown, rows, notes, plot, texts)
+    return Section("prefill", "Prefill", shown, rows, notes, plot, runs)
 
 
 def ttft_jobs(bench: Bench) -> list[Job]:
@@ -229,18 +229,18 @@ def ttft_jobs(bench: Bench) -> list[Job]:
     return filled_jobs(bench, lambda: [bench.swept()[-1], *others], 1, 2 * bench.size.rounds + 1)
 
 
-def ttft_report(bench: Bench, texts: list[Text]) -> Section:
+def ttft_report(bench: Bench, runs: list[Run]) -> Section:
     """Rows by length."""
-    rows = _by_length(texts, "ttft_ms", lambda t: t.fresh_ttft_ms)
+    rows = _by_length(runs, "ttft_ms", lambda t: t.fresh_ttft_ms)
     title, axes = "Time to first token", ("tokens of prompt", "ms to the first token")
     plot = lines("ttft", title, *axes, rows, "context", "ttft_ms", True)
     shown = columns(
-        "context=prompt:0; setting=mode; ttft_ms=first token ms:1; ttft_ms_min=min:1; ttft_ms_max=max:1; texts=texts:0"
+        "context=prompt:0; setting=mode; ttft_ms=first token ms:1; ttft_ms_min=min:1; ttft_ms_max=max:1; texts=runs:0"
     )
-    notes = cache_note(texts)
-    if len({text.setting for text in texts}) > 1:
+    notes = cache_note(runs)
+    if len({run.setting for run in runs}) > 1:
         notes.insert(0, "Ours in this process, other servers over HTTP.")
-    return Section("ttft", title, shown, rows, notes, plot, texts)
+    return Section("ttft", title, shown, rows, notes, plot, runs)
 
 
 # ---- acceptance
@@ -252,22 +252,22 @@ def acceptance_jobs(bench: Bench) -> list[Job]:
     return bench.jobs(settings, spread(list(bench.prompts), bench.size.acceptance), 1)
 
 
-def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
-    """Tokens per pass by style: the mean of the texts, and of those that do not loop in any setting."""
-    groups = grouped(texts)
-    looping = {text.prompt for text in texts if text.repeats}
-    styles = list(dict.fromkeys(text.style for text in texts))
-    picks: list[tuple[str, Callable[[Text], bool]]] = [
-        *((style, lambda text, style=style: text.style == style) for style in styles),
-        ("all", lambda text: True),
-        ("all that do not loop", lambda text: text.prompt not in looping),
+def acceptance_report(bench: Bench, runs: list[Run]) -> Section:
+    """Tokens per pass by style: the mean of the runs, and of those that do not loop in any setting."""
+    groups = grouped(runs)
+    looping = {run.prompt for run in runs if run.repeats}
+    styles = list(dict.fromkeys(run.style for run in runs))
+    picks: list[tuple[str, Callable[[Run], bool]]] = [
+        *((style, lambda run, style=style: run.style == style) for style in styles),
+        ("all", lambda run: True),
+        ("all that do not loop", lambda run: run.prompt not in looping),
     ]
     rows = []
     for name, pick in picks:
         row: Row = {"style": name}
         for setting, found in groups.items():
             row[setting] = mean_length(filter(pick, found))
-        chosen = {text.prompt for text in texts if pick(text)}
+        chosen = {run.prompt for run in runs if pick(run)}
         chain, tree = row.get("chain"), row.get(f"tree {bench.budget}")
         row |= {"gain": 100 * (tree / chain - 1) if chain and tree else None}
         rows.append(row | {"texts": len(chosen), "repeating": len(chosen & looping)})
@@ -280,7 +280,7 @@ def acceptance_report(bench: Bench, texts: list[Text]) -> Section:
         axes = "depth in the draft", "% of steps that keep this depth"
         plots.append(Plot("depth", "Acceptance by depth", *axes, series))
     notes = ["Tokens per target pass, the target's own included."]
-    return Section("acceptance", "Acceptance by style", shown, rows, notes, plots, texts)
+    return Section("acceptance", "Acceptance by style", shown, rows, notes, plots, runs)
 
 
 _NEVER = "auto beside plain, chain and trees at three temperatures; long, and only when named"

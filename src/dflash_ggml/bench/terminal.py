@@ -19,7 +19,7 @@ class Lines:
 
     def begin(self, name: str, total: int) -> None:
         """Say which suite begins."""
-        print(f"dflash-bench: {name}, {total} texts", file=self._stream, flush=True)
+        print(f"dflash-bench: {name}, {total} runs", file=self._stream, flush=True)
 
     def at(self, done: int, what: str) -> None:
         """Say nothing."""

@@ -14,7 +14,7 @@ from ..decode.forest import Forest
 from ..decode.reduced import ReducedRows, Watch, draw
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree
-from ..errors import NoNumbersError, as_exception
+from ..errors import NonFiniteError, as_exception
 from ..ggml.graph import Graph
 from .passes import TargetPasses
 
@@ -55,7 +55,7 @@ class Acceptance:
                 return followed(parents[block], tokens[block], choices[block], sequence.emit), logits
             return self._walk(i, logits), logits
         except BaseException as error:
-            if tree.width == 1 and not isinstance(error, NoNumbersError):
+            if tree.width == 1 and not isinstance(error, NonFiniteError):
                 # the pass has committed the token, so the generation can go on from these logits
                 sequence.logits, sequence.inconsistent = (
                     self.passes.logits_row(self.graph, block.start),
@@ -89,10 +89,10 @@ class Acceptance:
 
     @staticmethod
     def _without(sequence: Sequence, tree: Tree, nonfinite: list[int], start: int) -> Tree:
-        """The tree without following nodes whose logits are NaN. Raises NoNumbersError where the root's are."""
+        """The tree without following nodes whose logits are NaN. Raises NonFiniteError where the root's are."""
         sequence.nonfinite_from = start
         if not nonfinite[0]:
-            raise NoNumbersError(NAN)
+            raise NonFiniteError(NAN)
         tokens = tree.tokens.copy()
         tokens[nonfinite] = -1  # its token is emitted where it is chosen, and is the next root
         return replace(tree, tokens=tokens)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..config import EngineConfig
 from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import NAME
-from ..errors import ConfigError, DeviceError, NoNumbersError, NoRoomError
+from ..errors import ConfigError, DeviceError, NonFiniteError, NoRoomError
 from ..policy.policy import Policy
 from .loading import Loaded, Progress, load
 from .passes import allocated
@@ -177,11 +177,11 @@ class Engine:
         finally:
             for slot in slots:
                 slot.kv.clear_nonfinite()
-        failed = [isinstance(step, NoNumbersError) for step in steps]
+        failed = [isinstance(step, NonFiniteError) for step in steps]
         if True not in failed:
             return steps
         steps = [self._retry(slot, step, len(batch) > 1) for slot, step in zip(slots, steps)]
-        if len(batch) > 1 and not any(isinstance(step, NoNumbersError) for step in steps):
+        if len(batch) > 1 and not any(isinstance(step, NonFiniteError) for step in steps):
             for sequence, has_failed in zip(batch, failed):
                 sequence.isolated |= has_failed
         return steps
@@ -189,7 +189,7 @@ class Engine:
     def _retry(self, slot: Slot, step: Step | Exception, batched: bool) -> Step | Exception:
         """Step a sequence again, alone, after NaN logits."""
         sequence = slot.sequence
-        if not isinstance(step, NoNumbersError) or (sequence.inconsistent and not batched):
+        if not isinstance(step, NonFiniteError) or (sequence.inconsistent and not batched):
             return step
         if sequence.inconsistent and (error := slot.recompute()):
             return error

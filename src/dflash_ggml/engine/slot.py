@@ -15,7 +15,7 @@ from ..config import Mode
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import PromptLookup
-from ..errors import ConfigError, ContextOverflowError, DeviceError, NoNumbersError
+from ..errors import ConfigError, ContextOverflowError, DeviceError, NonFiniteError
 from ..policy.fixed import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
@@ -119,7 +119,7 @@ class Slot:
         take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
         Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
-        NoNumbersError where the logits are NaN: the sequence is inconsistent then.
+        NonFiniteError where the logits are NaN: the sequence is inconsistent then.
         """
         with self._claim.by("prefill"):
             self._prefill(ids, progress, should_stop, take_row)
@@ -170,7 +170,7 @@ class Slot:
         sequence.nonfinite_from = sequence.n_tokens - len(ids) if is_nan else None
         self.kv.clear_nonfinite()
         if is_nan:
-            raise NoNumbersError(NAN)
+            raise NonFiniteError(NAN)
         rows = [self.engine.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
         if is_last:
             sequence.logits = rows[-1] if rows else self.engine.passes.logits_row(graph)
@@ -193,7 +193,7 @@ class Slot:
         """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
 
         The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
-        Raises ContextOverflowError, ConfigError, NoNumbersError as prefill does, and ConfigError for no ids.
+        Raises ContextOverflowError, ConfigError, NonFiniteError as prefill does, and ConfigError for no ids.
         """
         with self._claim.by("hidden_states"):
             self._usable()
@@ -250,7 +250,7 @@ class Slot:
                     self.engine.passes.linear(other, part, outputs="hidden")
                 )
                 if np.isnan(hidden[-1, 0]):
-                    raise NoNumbersError(NAN)
+                    raise NonFiniteError(NAN)
                 take(hidden)
                 other.tokens.extend(part)
         finally:
