@@ -35,7 +35,7 @@ from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.policy import costs, plan, policy
 from dflash_ggml.policy.costs import Costs, Pass, Point
 from dflash_ggml.policy.policy import Policy
-from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.mask import ResidentMask
 from reference.virtual_clock import CPU, H100, Machine, Text  # behind made_up, which finds it
 
 PERIOD = 60  # tokens after which a text that repeats itself begins anew
@@ -217,7 +217,7 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
         ("think", Policy, "think"),
         ("accept", Acceptance, "walk"),
         ("commit pass", engine.passes, "commit"),
-        (" masks", SlotMask, "fill"),
+        (" masks", ResidentMask, "fill"),
         (" graph.run", Graph, "run"),
         ("record", Policy, "record"),
         (" calibration", calibration.Calibration, "observe"),

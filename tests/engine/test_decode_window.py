@@ -11,7 +11,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.mask import ResidentMask
 from dflash_ggml.state.memory import GRAPHS
 from dflash_ggml.state.window import SINKS, DecodeWindow
 from reference.engine_kit import Solo, verify
@@ -75,7 +75,7 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_row, types):
             held = np.ones(passes.n_rows, bool)
             held[first_row + SINKS : max(first_row + n_prompt + int(depths[node]) - WINDOW + 1, 0)] = False
             mask.forget()
-            passes.tree_mask.fill = lambda *args, held=held, **options: SlotMask.fill(
+            passes.tree_mask.fill = lambda *args, held=held, **options: ResidentMask.fill(
                 mask, *args, held, **options
             )
             graph = verify(engine, tree)

@@ -23,7 +23,7 @@ from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, run_completion
 from dflash_ggml.session.slots import CachedSlot
-from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.mask import ResidentMask
 from reference.engine_kit import Solo, verify
 from reference.toys import write_pair
 
@@ -177,7 +177,7 @@ def test_masks_far_out(window):
     device, width = Device.cpu(1), 16
     ring = window is not None
     n_rows = 2304 if ring else N_CTX
-    mask = SlotMask(device, width, width, n_rows, window, ring)
+    mask = ResidentMask(device, width, width, n_rows, window, ring)
     g = Graph(device, 32)
     g.output(mask.build(g, "m", n_rows, width), "result")
     g.place(Workspace(device))

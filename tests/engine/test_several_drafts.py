@@ -113,7 +113,7 @@ def test_one_node_for_a_token_of_both() -> None:
 def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Path) -> None:
     other = toys.write_pair(tmp_path, 32, taps=(1,))[1]
     wide = toys.write_pair(tmp_path, 33, taps=(0, 2))[1]
-    with pytest.raises(ConfigError, match="cannot be read apart"):
+    with pytest.raises(ConfigError, match="taps must be contiguous"):
         SeveralSource([registry.open_draft(wide), registry.open_draft(other)])
 
 

@@ -308,7 +308,7 @@ def test_laguna(file: Path) -> None:
         2.5,
     )
     spec = found.state_spec()
-    assert not spec.recurrent and spec.windows == (16,) and spec.place == (0, 0, 1, 2)
+    assert not spec.recurrent and spec.windows == (16,) and spec.kind_index == (0, 0, 1, 2)
 
 
 def test_forms_of_laguna(file: Path) -> None:

@@ -97,7 +97,7 @@ def test_slots_of_an_engine_count_each_kind_of_layer():
     """Layers of one window are a kind: they share a ring."""
     recurrent = Recurrent(Conv(4, 64), Delta(16, 1, 2))
     spec = StateSpec((recurrent, LAYERS[0], recurrent, recurrent, LAYERS[1]))
-    assert spec.place == (0, 0, 1, 2, 0) and len(spec.kv) == 2 and len(spec.recurrent) == 3
+    assert spec.kind_index == (0, 0, 1, 2, 0) and len(spec.kv) == 2 and len(spec.recurrent) == 3
 
 
 def test_recurrent_layers_of_several_shapes_are_refused():

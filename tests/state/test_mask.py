@@ -8,7 +8,7 @@ import pytest
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
-from dflash_ggml.state.mask import SlotMask
+from dflash_ggml.state.mask import ResidentMask
 
 ROWS, WIDTH, ADVANCE = 512, 16, 8
 
@@ -34,7 +34,7 @@ def test_equals_the_mask_written_out(window, seed):
     other origins."""
     rng = np.random.default_rng(seed)
     device = Device.cpu(1)
-    mask = SlotMask(device, WIDTH, ADVANCE, ROWS, window)
+    mask = ResidentMask(device, WIDTH, ADVANCE, ROWS, window)
     valid = rng.random(ROWS) < 0.9
     start = origin = 0
     graphs = {}
@@ -73,7 +73,7 @@ def test_a_ring_is_the_last_slots_of_the_mask(window, seed):
     column could see may say anything but that it is seen."""
     rng = np.random.default_rng(seed)
     device = Device.cpu(1)
-    mask = SlotMask(device, WIDTH, ADVANCE, RING, window, ring=True)
+    mask = ResidentMask(device, WIDTH, ADVANCE, RING, window, ring=True)
     valid, start, graphs, most = rng.random(9000) < 0.9, 0, {}, 0
     for _ in range(200):
         most = max(most, start)
@@ -105,4 +105,4 @@ def test_a_ring_is_the_last_slots_of_the_mask(window, seed):
 
 def test_a_ring_that_is_too_short_is_refused():
     with pytest.raises(ValueError, match="too short"):
-        SlotMask(Device.cpu(1), WIDTH, ADVANCE, RING, RING + 2 - ADVANCE - WIDTH, ring=True)
+        ResidentMask(Device.cpu(1), WIDTH, ADVANCE, RING, RING + 2 - ADVANCE - WIDTH, ring=True)

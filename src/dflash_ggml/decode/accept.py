@@ -17,7 +17,7 @@ from .tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in text order.
+    """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in order.
 
     tokens holds the tokens of path[1:] and then one more, the bonus: emitted now, and root of the next tree.
     stopped: the bonus is a token at which `stop` ended the walk. last: the node that would have come next, if such a bonus
@@ -31,7 +31,7 @@ class Accepted:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Nodes whose tokens are in the text, the root first."""
+        """Nodes whose tokens are kept, the root first."""
         return self.path if self.last is None else (*self.path, self.last)
 
     @property
@@ -43,8 +43,8 @@ class Accepted:
 def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] | None = None) -> Accepted:
     """Follow the target's choices from the root until no child carries the chosen token.
 
-    choose(node) returns the target's token after that node; it is called once per visited node, in text
-    order, and never for a node off the path. stop(token) is called once per emitted token, in text order;
+    choose(node) returns the target's token after that node; it is called once per visited node, in
+    order, and never for a node off the path. stop(token) is called once per emitted token, in order;
     True ends the walk with that token as the bonus, even if a child carries it. Of children with equal tokens
     the first is taken.
     """

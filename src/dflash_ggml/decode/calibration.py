@@ -2,9 +2,9 @@
 
 Every node that a walk visits is a labelled sample: the target's choice there is known, so each of its children was right or
 wrong. Counts are kept by depth and by the probability that the draft gave the child; where there are few, the draft's own
-word, or what other texts showed, stands. A text that turns easy or hard moves all depths at once, and deep nodes are seldom
-visited: a trend, in logits, follows that faster than counts can. Temperature, penalties and grammars change what is
-accepted: what counts is what was, not why. The arithmetic is in `native/`.
+probability, or the rate of other sequences, stands. A sequence that becomes easier or harder to predict moves all depths at
+once, and deep nodes are seldom visited: a trend, in logits, follows that faster than counts can. Temperature, penalties and
+grammars change acceptance too; the counts include their effect. The arithmetic is in `native/`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Calibration:
 
     @property
     def trend(self) -> float:
-        """Of the text, in logits."""
+        """Trend of this sequence, in logits."""
         found: float = self._native.trend
         return found
 
@@ -57,7 +57,7 @@ class Calibration:
         return found
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
-        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no copy was right."""
+        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no vote was right."""
         kept = accepted.kept
         done = lib.calibration_observe(self._native, *_arrays(tree), kept, len(kept), len(accepted.path))
         _check(done)

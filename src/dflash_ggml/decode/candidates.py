@@ -139,9 +139,9 @@ class Several:
             tokens, log_probs, cursors = ((), (), ()) if at is None else draft.expand(at)
             speaking += bool(len(tokens))
             for token, log_prob, after in zip(tokens, log_probs, cursors):
-                total, places = found.get(token, (0.0, [None] * len(self.drafts)))
-                places[i] = after
-                found[token] = total + exp(log_prob), places
+                total, after_each = found.get(token, (0.0, [None] * len(self.drafts)))
+                after_each[i] = after
+                found[token] = total + exp(log_prob), after_each
         ranked = sorted(((p, t, c) for t, (p, c) in found.items() if p > 0), key=lambda entry: -entry[0])
         return (
             [t for _, t, _ in ranked],

@@ -11,13 +11,13 @@ _TAIL = 256  # tokens before the new ones that are compared with what was taken 
 
 
 class History:
-    """Ids of a text that mostly grows, and how often each occurs.
+    """Ids of a sequence that mostly grows, and their counts.
 
     n_vocab: ids lie below it. counted: keep `counts` too.
     """
 
     def __init__(self, n_vocab: int, counted: bool) -> None:
-        self._text: Sequence[int] | None = None
+        self._tokens: Sequence[int] | None = None
         self._tail: list[int] = []
         self._n = 0
         self._buffer = np.empty(0, np.int32)
@@ -27,7 +27,7 @@ class History:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """The text, int32 [n], read-only; it keeps its values when the text goes on."""
+        """The ids, int32 [n], read-only; a view keeps its values when the sequence grows."""
         view = self._buffer[: self._n]
         view.flags.writeable = False
         return view
@@ -39,24 +39,24 @@ class History:
         seen = self._seen[: self._n_seen]
         return seen, self._counts[seen]
 
-    def follow(self, text: Sequence[int]) -> None:
-        """Take in `text`: of the list seen last, if it has only grown, just the new tokens; else all of it.
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Take in `tokens`: of the list seen last, if it has only grown, just the new tokens; else all of it.
 
         A list that was changed further than 256 tokens before its last length is not noticed; give another list then.
         """
-        if not self._goes_on(text):
+        if not self._goes_on(tokens):
             self._n = self._n_seen = 0
-            self._buffer = np.empty(0, np.int32)  # the old one belongs to those who hold views of it
+            self._buffer = np.empty(0, np.int32)  # the old one may be in use by views
             if self._counts is not None:
                 self._counts[:] = 0
-        self._text = None  # an id outside the vocabulary must not leave half of it behind
-        self._append(np.asarray(text[self._n :], np.int32))
-        self._text, self._tail = text, list(text[max(self._n - _TAIL, 0) : self._n])
+        self._tokens = None  # an id outside the vocabulary must not leave half of it behind
+        self._append(np.asarray(tokens[self._n :], np.int32))
+        self._tokens, self._tail = tokens, list(tokens[max(self._n - _TAIL, 0) : self._n])
 
-    def _goes_on(self, text: Sequence[int]) -> bool:
-        if text is not self._text or len(text) < self._n:
+    def _goes_on(self, tokens: Sequence[int]) -> bool:
+        if tokens is not self._tokens or len(tokens) < self._n:
             return False
-        return list(text[self._n - len(self._tail) : self._n]) == self._tail
+        return list(tokens[self._n - len(self._tail) : self._n]) == self._tail
 
     def _append(self, new: NDArray[np.int32]) -> None:
         n = self._n + len(new)

@@ -45,8 +45,8 @@ class Watch:
     ids: NDArray[np.int64]
 
     @cached_property
-    def places(self) -> dict[int, int]:
-        """Where each watched token stands."""
+    def index(self) -> dict[int, int]:
+        """Index of each watched token in `ids`."""
         return {token: at for at, token in enumerate(self.ids.tolist())}
 
 
@@ -96,7 +96,7 @@ class ReducedRows:
 def watch(sampler: Sampler, history: Sequence[int], nodes: ArrayLike = ()) -> Watch | None:
     """What the next pass should reduce rows with; None if this sampler needs whole rows, or none.
 
-    nodes: tokens that the text may go on with in that pass, so that they may come under a penalty.
+    nodes: tokens that may follow within that pass, and so may come under a penalty.
     """
     if sampler.needs_rows or sampler.greedy:
         return None
@@ -168,9 +168,9 @@ class _Changes:
     def of(cls, sampler: Sampler, row: Reduced, history: Sequence[int]) -> _Changes | None:
         """None if a token is raised whose logit is unknown."""
         if sampler.lowers_recent:
-            recent, places = sampler.recent(history), row.watch.places
+            recent, index = sampler.recent(history), row.watch.index
             try:
-                at = np.fromiter(map(places.__getitem__, recent), np.int64, len(recent))
+                at = np.fromiter(map(index.__getitem__, recent), np.int64, len(recent))
             except KeyError:  # more than can be watched
                 pass
             else:

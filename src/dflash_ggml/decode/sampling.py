@@ -5,7 +5,7 @@ largest logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, te
 semantics of llama-cpp-python's sampler chain, so that the same options give the same distribution.
 
 Seeds: a sampled token takes exactly one number from the generator and a greedy one none, and the draw inverts
-the cumulative distribution in token-id order. With equal logits the text of a seed therefore depends neither
+the cumulative distribution in token-id order. With equal logits the output of a seed therefore depends neither
 on the draft nor on the tree; and a last-bit difference in the logits moves the cumulative distribution by a
 last bit only, where an order by probability could swap two tokens.
 """
@@ -47,7 +47,7 @@ class Mask(Protocol):
 class Sampler:
     """Draws tokens for one sequence; holds the random generator and mirostat's running state.
 
-    Call `sample` once per emitted token, in text order. n_exempt: length of a beginning of the text, such as the
+    Call `sample` once per emitted token, in order. n_exempt: length of a prefix, such as the
     prompt, that no penalty counts. Raises ConfigError on bad options or a logit bias for an id outside the vocabulary.
     """
 
@@ -106,11 +106,11 @@ class Sampler:
 
     @cached_property
     def lowers_recent(self) -> bool:
-        """True if all that changes logits are penalties on a window of the text, none of which raises one."""
+        """True if all that changes logits are penalties on a window of the history, none of which raises one."""
         return self.penalises and not self._whole and not len(self._bias) and self.only_lowers
 
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
-        """The next token. row: float32 [V], left unchanged; history: ids of the whole text before this token.
+        """The next token. row: float32 [V], left unchanged; history: ids of the whole sequence before this token.
 
         A list that grew since the last call costs only its new tokens, any other history a pass over all of it.
         Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the

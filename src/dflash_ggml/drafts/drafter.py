@@ -29,7 +29,7 @@ from ..state.state import TargetState
 class Host:
     """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
 
-    graphs: those of both. kv_type: types of the draft's caches. state indices: sequences.
+    graphs: of both. kv_type: types of the draft's caches. n_states: state indices, one per sequence.
     """
 
     device: Device
@@ -46,16 +46,14 @@ class DraftSource(ABC):
 
     name: str  # of its kind, one of `config.SOURCES`
     depth: int  # the longest path that it proposes
-    taps: tuple[
-        int, ...
-    ]  # layers of the target whose output it wants, from 0, ascending; none for a draft without a model
+    taps: tuple[int, ...]  # tapped layers of the target, from 0, ascending; none for a draft without a model
     head_dims: tuple[int, ...] = ()  # of the layers that keep keys and values
-    title: str = ""  # what it calls itself, where it does
+    title: str = ""  # its name in the file, if any
 
     @property
     @abstractmethod
     def identity(self) -> list:
-        """What decides what it costs, as plain data: types and shapes of its tensors."""
+        """Key of its measured costs, as plain data: types and shapes of its tensors."""
 
     @abstractmethod
     def check(self, target: Target, target_name: str) -> list[str]:
@@ -66,12 +64,12 @@ class DraftSource(ABC):
         """Make ready for a device without taking its memory; notes on what had to be changed for it. Raises ModelFileError."""
 
     def narrow(self) -> bool:
-        """Take about half the memory, at some loss, from the next `prepare` on; False where nothing can be taken away."""
+        """Take about half the memory, at some loss, from the next `prepare` on; False where it cannot."""
         return False
 
     @abstractmethod
     def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
-        """The device memory that it will take for `state indices` sequences, for the memory plan; after `prepare`."""
+        """The device memory that it will take for `n_states` sequences, for the memory plan; after `prepare`."""
 
     @abstractmethod
     def start(
@@ -84,7 +82,7 @@ class DraftSource(ABC):
 
 
 class Drafter(ABC):
-    """Proposes continuations of sequences; owns its own state. A draft never decides what is written, only how fast."""
+    """Proposes continuations of sequences; owns its own state. A draft changes the speed, never the output distribution."""
 
     name: str = "draft"  # as its source's
     depth: int
@@ -94,35 +92,35 @@ class Drafter(ABC):
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
-        """Propose continuations of the pending tokens, in one pass where the draft can, and take in what is unseen.
+        """Propose continuations of the pending tokens, in one pass where the draft can, and take in unseen features.
 
         Args:
-            budget: Nodes of the largest tree that is grown of them.
-            depth: How far they are looked at, so that a shorter and cheaper proposal will do; None for as far as it can.
+            budget: nodes of the largest tree that is grown from them.
+            depth: tokens beyond which nothing is used, so that a shorter and cheaper proposal will do; None for all.
 
         Returns:
-            By sequence its candidates, or NonFiniteDraft where they are NaN: it is then decoded without the draft.
+            Candidates by sequence, or NonFiniteDraft where they are NaN: that one is decoded without the draft.
         """
 
     @abstractmethod
     def take_in(self, sequences: Items[Sequence]) -> None:
-        """See what is in `unseen` of these sequences now, before more is committed behind it or its columns are needed."""
+        """Take in the features of `unseen` tokens now, before more are committed or their columns are reused."""
 
     @property
     @abstractmethod
     def append(self) -> Append | None:
-        """What a prefill puts into its own graph so that the draft sees its tokens; None if there is nothing to put."""
+        """Builds the draft's part of a prefill graph, which takes in the features at once; None if there is none."""
 
     @abstractmethod
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        """The n tokens after the committed ones are being committed; whether `append` was in their pass."""
+        """The n tokens after the committed ones are being committed. appended: `append` was part of their pass."""
 
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:
         """Forget the sequence."""
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence gives its rows back: nothing is known of them."""
+        """The sequence gives its rows back: forget them."""
         self.reset(sequence)
 
     @property
@@ -134,7 +132,8 @@ class Drafter(ABC):
     def rings(self) -> Items[tuple[Any, int, int]]:
         """Ring caches: tensors [row, n], rows per state index, and how many of the last tokens may still be seen.
 
-        Those rows are soon overwritten, so every snapshot copies them."""
+        Those rows are soon overwritten, so every snapshot copies them.
+        """
         return ()
 
     @abstractmethod
@@ -143,7 +142,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        """Undo of `seen`: afterwards it knows of those positions and of no later ones."""
+        """Restore what `seen` returned: the draft holds those positions and no later ones."""
 
     @property
     @abstractmethod
@@ -155,13 +154,13 @@ class Drafter(ABC):
         """Free its memory."""
 
 
-def places(n: int) -> int:
-    """Texts of a pass for n of them: few numbers, so that graphs stay few."""
-    return next(places for places in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if places >= n)
+def batch_bucket(n: int) -> int:
+    """The batch size that n sequences are padded to: a few sizes only, so that graphs stay few."""
+    return next(size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if size >= n)
 
 
 def checked(make: Callable[[], Rows]) -> Rows | NonFiniteDraft:
-    """What `make` gives, or its error."""
+    """The result of `make`, or the NonFiniteDraft that it raised."""
     try:
         return make()
     except NonFiniteDraft as error:

@@ -41,10 +41,10 @@ class SeveralSource(DraftSource):
         self.head_dims = tuple(dim for source in sources for dim in source.head_dims)
         for source in sources:
             if self.taps[(first := self.first(source)) : first + len(source.taps)] != source.taps:
-                raise ConfigError(f"{self.name}: layers {source.taps} cannot be read apart from {self.taps}")
+                raise ConfigError(f"{self.name}: taps must be contiguous: {source.taps} within {self.taps}")
 
     def first(self, source: DraftSource) -> int:
-        """The place of a source's first tapped layer among those of all."""
+        """Index of a source's first tapped layer among all tapped ones."""
         return self.taps.index(source.taps[0])
 
     @property

@@ -28,7 +28,7 @@ from ..models.target import Append, Batch, Outputs, Reduction, Target
 from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
-from ..state.mask import SlotMask
+from ..state.mask import ResidentMask
 from ..state.memory import SCRATCH, part_on
 from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
@@ -99,7 +99,7 @@ class TargetPasses(PassOutputs):
         )
         self.placement = placement
         # a path of prompt lookup may be as long as the tree is wide
-        self.tree_mask = SlotMask(device, max_width, max_width, n_rows) if max_width else None
+        self.tree_mask = ResidentMask(device, max_width, max_width, n_rows) if max_width else None
         self.window = window
         self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
         self._spare = np.arange(n_rows, n_rows + SPARE)

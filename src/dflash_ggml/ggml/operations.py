@@ -348,25 +348,25 @@ class Operations:
         y = lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
         return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path)
 
-    # ---- the same for trees of several sequences; seqs int32 [3, sequences]: slot, first column, number of columns
+    # ---- the same for trees of several sequences; seqs int32 [3, sequences]: state index, first column, number of columns
 
     def ssm_conv_forest(self, state, x, c, parents, seqs):
-        """`ssm_conv_tree` of blocks of columns: state [K-1, C, slots], parents int32 [n] from each block's first column."""
+        """`ssm_conv_tree` of blocks of columns: state [K-1, C, states], parents int32 [n] from each block's first column."""
         y = lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
         return self._own(y, stock.ssm_conv_tree, state, x, c, parents, seqs)
 
     def ssm_conv_forest_commit(self, state, x, path, seqs):
-        """state [K-1, C, slots, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
+        """state [K-1, C, states, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
         None: sequences of one column take it in."""
         y = lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
         return self._own(y, stock.ssm_conv_tree_commit, state, x, path, seqs)
 
     def gated_delta_net_forest_persist(self, q, k, v, g, beta, state, parents, seqs):
-        """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, slots]."""
+        """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, states]."""
         y = lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
         return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents, seqs)
 
     def gated_delta_net_forest_commit(self, state, factors, path, seqs):
-        """state [S, S*H_v, slots, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
+        """state [S, S*H_v, states, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
         y = lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
         return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path, seqs)

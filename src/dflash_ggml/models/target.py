@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
-from ..state.mask import SlotMask
+from ..state.mask import ResidentMask
 from ..state.spec import StateSpec
 from ..state.state import TargetState
 from ..state.window import DecodeWindow
@@ -59,7 +59,7 @@ class Batch:
 
     columns: int
     n_kv: int
-    mask: SlotMask | None = None
+    mask: ResidentMask | None = None
     taps: tuple[int, ...] = ()
     append: Append | None = None
     reduction: Reduction | None = None

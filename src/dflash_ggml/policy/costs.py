@@ -329,7 +329,7 @@ def _rise(octaves: dict[int, _Cell]) -> float | None:
 
 
 def _on_line(known: Curve, at: int, beyond: bool = False) -> float:
-    """The value at `at` of a line through points with rising places, 0 without any; beyond them the last, or on the line."""
+    """The value at `at` of a line through points with rising x, 0 without any; beyond them the last, or on the line."""
     if not known:
         return 0.0
     i = bisect(known, (at,))

@@ -192,7 +192,7 @@ class Policy:
         fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
         sequence.notes = Notes(fixed, Calibration(self.calibration), Forecast(self.depth, self.forecast))
         plain = self.costs.expected("plain", n, self._context, n)
-        # what a draft is worth, others have shown; what lookup is, depends on the text
+        # a draft's worth is known from other sequences; that of prompt lookup depends on this one
         self.draft_ledger.begin(plain, 0.0)
         self.lookup_ledger.begin(plain, 1 / n)
         return sequence.notes

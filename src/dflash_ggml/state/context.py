@@ -7,7 +7,7 @@ A ring holds committed tokens and the block that is being drafted, whose rows th
 costs nothing. `ring_rows` keeps rows that are still seen from being overwritten. Every state index has a ring of its
 own.
 
-A pass of one sequence in state index 0 has masks that stay on the device (SlotMask); one of several sequences says
+A pass of one sequence in state index 0 has masks that stay on the device (ResidentMask); one of several sequences says
 for each column which rows it sees: one range or, around the end of a ring, two.
 """
 
@@ -23,7 +23,7 @@ from ..ggml.device import Device
 from ..ggml.graph import Graph
 from .kv import KvCache, LayerCache, kv_bucket
 from .kv_type import KvType
-from .mask import SlotMask
+from .mask import ResidentMask
 from .memory import padded
 from .spec import KvLayer, StateSpec
 
@@ -34,15 +34,17 @@ def ring_rows(window: int | None, block: int, n_rows: int) -> int:
     """Rows for layers with this window in a context of `n_rows`, for passes of up to `block` columns.
 
     The first column of a block at position p sees back to p - window + 1, its last one lies at p + block - 1: window - 1 + block
-    rows would hold both. Another block of them lets a mask be rewritten around the last two starts at once (see SlotMask).
+    rows would hold both. Another block of them lets a mask be rewritten around the last two starts at once (see ResidentMask).
     """
     return n_rows if window is None else min(padded(window + 2 * block, 256), n_rows)
 
 
 class ContextRows:
-    """The layers of one window: their K/V, the mask over it, and where tokens lie: the one at position p of a text in slot
-    first + p, or in the ring of its state index. Behind the rows are `block` spare ones that nobody reads, for appends of a fixed
-    width."""
+    """The layers with one window: their K/V, the mask over it, and the cache row of each position.
+
+    Position p of a sequence lies in row first + p, or in the ring of its state index. `block` spare rows follow, which are never
+    read: appends have a fixed width.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class ContextRows:
         self.is_ring = self.n_rows < n_rows
         self.end = self.n_rows * (n_states if self.is_ring else 1)
         self.cache = KvCache(device, layers, kv_type, self.end + block)
-        self.mask = SlotMask(device, block, block, self.n_rows, self.window, self.is_ring)
+        self.mask = ResidentMask(device, block, block, self.n_rows, self.window, self.is_ring)
         self._spare = self.end + np.arange(block, dtype=np.int32)
 
     def rows(self, first: int, state_index: int, start: int, end: int) -> NDArray[np.int32]:
@@ -67,17 +69,17 @@ class ContextRows:
         return self.rows_of(first, state_index, np.arange(start, end, dtype=np.int32))
 
     def rows_of(self, first: Ints, state_index: Ints, positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The rows of positions, each of one text or of as many as `first` and `state_index` are of."""
+        """The rows of positions, all of one sequence, or each of the sequence that `first` and `state_index` name."""
         return positions % self.n_rows + state_index * self.n_rows if self.is_ring else positions + first
 
     def spare(self, n: int) -> NDArray[np.int32]:
-        """n rows that nobody reads; beyond a block some of them again."""
+        """n rows that are never read; beyond a block they repeat."""
         if n > len(self._spare):
             self._spare = np.resize(self._spare, n)
         return self._spare[:n]
 
     def used(self, first: int, state_index: int, end: int) -> int:
-        """Rows that a graph must look at for a block that ends before position `end`."""
+        """Rows that a graph must read for a block that ends before position `end`."""
         if self.is_ring and state_index:
             return (state_index + 1) * self.n_rows
         return min(kv_bucket(end if self.is_ring else first + end, self.mask.device.is_gpu), self.n_rows)
@@ -90,8 +92,16 @@ class ContextRows:
     def ranges(
         self, first: Ints, state_index: Ints, known: Ints, start: Ints, block: int, causal: bool
     ) -> NDArray[np.int32]:
-        """What the columns of a block from position `start` on see of a text that is known from position `known` on: rows from
-        and to, int32 [pieces, 2, block]. Of several texts all four are [n, 1], and the ranges [pieces, 2, n, block]."""
+        """The ranges of rows that the columns of a block from position `start` on see.
+
+        Args:
+            known: first position whose context the draft holds.
+            causal: columns do not see later ones of the block.
+
+        Returns:
+            First and end rows, int32 [pieces, 2, block]; with first, state_index, known and start of n sequences [n, 1],
+            int32 [pieces, 2, n, block].
+        """
         at = start + np.arange(block, dtype=np.int32)
         found = np.zeros((self.pieces, 2, *at.shape), np.int32)
         low = known + np.zeros_like(at) if self.window is None else np.maximum(known, at - self.window + 1)
@@ -119,7 +129,7 @@ class ContextRows:
         seen_by: NDArray[np.uint8],
         held: NDArray[np.bool_],
     ) -> None:
-        """Set the mask's inputs for a block from position `start` on. held: which cache rows have a token's context."""
+        """Set the mask's inputs for a block from position `start` on. held: bool, cache rows that hold a token's context."""
         n_kv = self.used(first, 0, start + len(seen_by))
         if self.is_ring:
             self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
@@ -128,7 +138,7 @@ class ContextRows:
 
 
 class Context:
-    """K/V and masks of all layers of a draft. `groups`: the layers by window, those that see everything first."""
+    """K/V and masks of all layers of a draft. `groups`: the layers by window, those without a window first."""
 
     def __init__(
         self,
@@ -146,11 +156,11 @@ class Context:
         self._place = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
 
     def group(self, layer: int) -> int:
-        """The number of the group that layer number `layer` is in."""
+        """Index of the group of layer `layer`."""
         return self._place[layer][0]
 
     def layer(self, layer: int) -> LayerCache:
-        """Keys and values of layer number `layer`."""
+        """Keys and values of layer `layer`."""
         group, at = self._place[layer]
         return self.groups[group].cache.layer(at)
 
@@ -161,8 +171,8 @@ class Context:
 
     @property
     def rings(self) -> list[tuple[Any, int, int]]:
-        """Keys and values of the rings' layers, each with the rows that tokens can have, and how many of the last tokens somebody
-        may yet see."""
+        """Keys and values of the rings' layers, each with the rows of a ring, and how many of the last tokens may still be
+        seen."""
         return [
             (t, group.n_rows, group.window - 1)
             for group in self.groups
@@ -171,7 +181,7 @@ class Context:
         ]
 
     def forget_masks(self) -> None:
-        """Other tokens are held than the masks know of."""
+        """Rewrite all masks before the next pass: other rows are held now."""
         for group in self.groups:
             group.mask.forget()
 

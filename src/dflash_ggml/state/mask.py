@@ -1,8 +1,8 @@
 """Attention masks that stay on the device: a step rewrites only the cache rows whose visibility changed.
 
-Attention wants [n_kv, width], slot fastest. Here each slot is a row of `width` columns, [width, n_rows], so that a slot is
-rewritten with one `set_rows`; the graph turns the part it needs over. Uploading whole masks would cost n_kv * width * 2
-bytes a step: 6 MB for 24 columns over 128k slots.
+Attention wants [n_kv, width], cache row fastest. Here the mask is transposed, [width, n_rows], so that a cache row is
+rewritten with one `set_rows`; the graph transposes the part it needs. Uploading whole masks would cost n_kv * width * 2
+bytes a step: 6 MB for 24 columns over 128k cache rows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ _OF_BITS = np.where(
 )
 
 
-class SlotMask:
-    """Mask of one kind of pass. Slots below a pass's start are the committed prefix, the next ones its own columns.
+class ResidentMask:
+    """Mask of one kind of pass. Cache rows below a pass's start hold the committed prefix, the next ones its own columns.
 
-    window: a column at position p sees slots above p - window only (None: all).
-    ring: slot s is row s % n_rows of the caches. What a pass sees and what it rewrites, and what the one before it did, must
-    then be rows apart: n_rows >= window - 1 + max_advance + width.
+    Args:
+        width: most columns of a pass.
+        max_advance: most rows committed between two passes.
+        n_rows: rows of the caches.
+        window: a column at position p sees rows above p - window only (None: all).
+        ring: rows are counted without wrapping; row r lies at r % n_rows of the caches. The rows that a pass sees and those
+            that it and the pass before rewrite must not overlap.
+
+    Raises:
+        ValueError: ring, and n_rows < window - 1 + max_advance + width.
     """
 
     def __init__(
@@ -37,17 +44,15 @@ class SlotMask:
         window: int | None = None,
         ring: bool = False,
     ) -> None:
-        """`width`: most columns of a pass; `max_advance`: most slots committed between two passes."""
         self.device, self.width, self.window, self.ring = device, width, window, ring
         if ring and (window is None or n_rows < window - 1 + max_advance + width):
             raise ValueError(f"a ring of {n_rows} rows is too short for a window of {window}")
         self.n_changes = min(max_advance + width, n_rows)
         self.n_rows = n_rows
         self._store = Store(device, 1)
-        self._slots = self._store.tensor(F16, width, n_rows, name="mask slots")
+        self._rows = self._store.tensor(F16, width, n_rows, name="mask rows")
         self._store.allocate(clear=False)
-        # slots under `_below` are as a pass starting there left them; from `_defined` on, nothing
-        # has been written: that far no graph has looked
+        # rows under `_below` are as a pass starting there left them; from `_defined` on nothing has been written yet
         self._below = self._defined = 0
         self._origin = 0
         self._unwritten = True
@@ -59,17 +64,17 @@ class SlotMask:
 
     @property
     def n_updates(self) -> int:
-        """Groups of slots that a pass rewrites: around its start, and where a window's edge moved."""
+        """Groups of rows that a pass rewrites: around its start, and where the window's edge moved."""
         return 1 if self.window is None else 2
 
     def build(self, g: Graph, name: str, n_kv: int, columns: int):
         """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its inputs `name`0, `name`1."""
-        slots = self._slots
+        mask = self._rows
         for i in range(self.n_updates):
             rows = g.input(f"{name}_rows{i}", I32, self.n_changes)
             values = g.input(f"{name}_values{i}", F16, self.width, self.n_changes)
-            slots = g.set_rows(slots, values, rows)
-        return g.cont(g.transpose(g.view(slots, (columns, n_kv), (slots.nb[1],))))
+            mask = g.set_rows(mask, values, rows)
+        return g.cont(g.transpose(g.view(mask, (columns, n_kv), (mask.nb[1],))))
 
     def fill(
         self,
@@ -81,11 +86,13 @@ class SlotMask:
         valid: np.ndarray | None = None,
         origin: int = 0,
     ) -> None:
-        """Set the inputs for a pass over `n_kv` slots whose prefix lies in those from `origin` to `start`, its own columns
-        behind them.
+        """Set the inputs of `build` for a pass. Call `ran` once it has run, and `forget` when `valid` changed in between.
 
-        seen_by[j]: the columns that see column j, uint8 [w, w / 8], bits. valid: bool, slots that hold something (None: all).
-        Call `ran` once the pass has run, and `forget` when other slots became valid: else the next pass rewrites every slot.
+        Args:
+            n_kv: rows that the graph looks at.
+            start: row of the first column; the prefix lies in rows `origin` to `start`.
+            seen_by: uint8 [w, w / 8], bits: the columns that see column j.
+            valid: bool [n_rows], rows that hold a token (None: all).
         """
         own = _OF_BITS.take(seen_by, 0).reshape(len(seen_by), -1)[:, : self.width]
         low, jump = min(self._below, start), abs(start - self._below)
@@ -96,7 +103,7 @@ class SlotMask:
                 self._put_ring(start, own, valid)
                 low = start
         elif everything or jump > self.n_changes - self.width:
-            # of the slots before, those at a window's edge change as well
+            # of the rows before, those at the window's edge change as well
             first = 0 if everything else max(0, low - (self.window or 0))
             self._put(first, n_kv, start, own, valid)
             low, self._defined = start, n_kv
@@ -114,43 +121,43 @@ class SlotMask:
         self._below, self._unwritten = start, True
 
     def _put(self, first: int, end: int, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
-        """Write the slots from `first` to `end` now."""
+        """Write the rows from `first` to `end` now."""
         values = np.empty((end - first, self.width), np.float16)
         self._write(values, first, start, own, valid)
-        self.device.write(self._slots, values, first * self._slots.nb[1])
+        self.device.write(self._rows, values, first * self._rows.nb[1])
 
     def _put_ring(self, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
-        """Write all rows of a ring now: those of the last slots that a pass at `start` has."""
+        """Write all rows of a ring now: those that a pass at `start` sees."""
         first = start + self.width - self.n_rows
         values = np.empty((self.n_rows, self.width), np.float16)
         self._write(values, first, start, own, valid)
-        self.device.write(self._slots, np.roll(values, first, axis=0))
+        self.device.write(self._rows, np.roll(values, first, axis=0))
 
     def forget(self) -> None:
-        """What is written says nothing about the next pass."""
+        """Rewrite every row before the next pass."""
         self._unwritten = True
 
     def ran(self) -> None:
-        """The pass that `fill` prepared has rewritten its slots."""
+        """The pass that `fill` prepared has run, so its rows are written."""
         self._unwritten = False
 
     def _write(
         self, out: np.ndarray, first: int, start: int, own: np.ndarray, valid: np.ndarray | None
     ) -> None:
-        """Fill out [slots, width] with the values of the slots from `first` on, for a pass at `start`."""
-        at = start - first  # of the own slots, which may begin before or end after the others
+        """Fill out [rows, width] with the values of the rows from `first` on, for a pass at `start`."""
+        at = start - first  # first of the own rows, which may begin before or end after `out`
         n = min(max(at, 0), len(out))
         prefix = out[:n]
         prefix[:] = 0
         if valid is not None:
-            before = max(-first, 0)  # slots below 0, in front of a ring's first round
+            before = max(-first, 0)  # rows below 0, before a ring has wrapped
             if not (held := valid[first + before :][: max(n - before, 0)]).all():
                 prefix[before:][~held] = HIDDEN
         if self._origin > first:
             prefix[: self._origin - first] = HIDDEN
         out[n:] = HIDDEN
-        slots = out[n : max(at + len(own), 0)]
-        slots[:, : own.shape[1]] = own[max(-at, 0) :][: len(slots)]
+        block = out[n : max(at + len(own), 0)]
+        block[:, : own.shape[1]] = own[max(-at, 0) :][: len(block)]
         if self.window is not None and at + self.width > self.window:
             lag = np.arange(first, first + len(out))[:, None] - np.arange(start, start + self.width)
             out[lag <= -self.window] = HIDDEN

@@ -25,7 +25,7 @@ class RowPool:
         """apart: `APART` or `CLOSE`."""
         self.n_rows, self.apart = n_rows, apart
         self._lent: list[range] = []  # in order
-        self._stale: set[int] = set()  # units in which texts that are gone have left something
+        self._stale: set[int] = set()  # units that past sequences have written
 
     def lend(self, n: int) -> range:
         """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
@@ -37,8 +37,8 @@ class RowPool:
         raise NoRoomError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
 
     def _first(self, n: int, apart: float) -> tuple[int, range] | None:
-        """The first range of n rows with so many times a range's rows free behind it and behind the one before, and its place
-        among those that are lent."""
+        """The first range of n rows with so many times a range's rows free behind it and behind the one before, and its index
+        among the lent ones."""
         length, at = -(-n // UNIT) * UNIT, 0
         for i, taken in enumerate([*self._lent, range(self.n_rows, self.n_rows)]):
             end = min(at + length, self.n_rows)
@@ -98,7 +98,7 @@ class RowPool:
         self._stale.update(range(rows.start // UNIT, -(-rows.stop // UNIT)) if rows else ())
 
     def take_stale(self, rows: range) -> int:
-        """How many of these rows, from the first on, may hold something of texts that are gone."""
+        """How many of these rows, from the first on, may hold values of past sequences; the question clears the mark."""
         found = self._stale.intersection(range(rows.start // UNIT, -(-rows.stop // UNIT)))
         self._stale -= found
         return min((max(found) + 1) * UNIT, rows.stop) - rows.start if found else 0

@@ -1,7 +1,7 @@
 """Attention of drafted blocks of several sequences: for each column, the ranges of rows that it sees.
 
-A mask that stays on the device, as SlotMask is, gains nothing here: columns belong to other sequences every time, and so all of
-it changes. It is written there from the ranges.
+A ResidentMask gains nothing here: the columns belong to other sequences every time, so all of it changes. The mask is
+computed on the device from the ranges.
 """
 
 from __future__ import annotations

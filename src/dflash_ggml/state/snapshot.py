@@ -107,7 +107,7 @@ class Tensors:
         )
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
-        """The bytes of the rows that rings keep of n tokens, in the order of the text, an array per tensor."""
+        """The bytes of the rows that rings keep of n tokens, in sequence order, an array per tensor."""
         return tuple(
             np.concatenate([self._read(t, at, size) for at, size in self._pieces(t, rows, kept, n)])
             for t, rows, kept in self.rings

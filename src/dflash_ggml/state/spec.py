@@ -107,15 +107,15 @@ class StateSpec:
         return self.sides[layer] if self.sides else 0
 
     @cached_property
-    def place(self) -> tuple[int, ...]:
-        """For each layer, how many of its own kind come before it: attention layers of one window, recurrent ones of one side."""
+    def kind_index(self) -> tuple[int, ...]:
+        """For each layer, its index among its own kind: attention layers of one window, recurrent ones of one side."""
         seen: dict[object, int] = {}
-        places = []
+        found = []
         for i, layer in enumerate(self.layers):
             kind = (KvLayer, layer.window) if isinstance(layer, KvLayer) else (Recurrent, self.side(i))
-            places.append(seen.get(kind, 0))
-            seen[kind] = places[-1] + 1
-        return tuple(places)
+            found.append(seen.get(kind, 0))
+            seen[kind] = found[-1] + 1
+        return tuple(found)
 
     def kv_bytes(self, rows: int, kv_type: KvType) -> int:
         """Bytes that a cache of `rows` rows takes over all attention layers."""

@@ -71,7 +71,7 @@ class TargetState:
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
         ring = self.ring(layer)
-        return (self.kv if ring is None else ring.cache).layer(self.spec.place[layer])
+        return (self.kv if ring is None else ring.cache).layer(self.spec.kind_index[layer])
 
     def ring(self, layer: int) -> Ring | None:
         """The ring that holds an attention layer's rows, None for one that sees everything."""
@@ -86,18 +86,18 @@ class TargetState:
 
     def window(self, layer: int):
         """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
-        return self._states_of(layer).window[self.spec.place[layer]]
+        return self._states_of(layer).window[self.spec.kind_index[layer]]
 
     def delta(self, layer: int):
         """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
-        return self._states_of(layer).delta[self.spec.place[layer]]
+        return self._states_of(layer).delta[self.spec.kind_index[layer]]
 
     def _states_of(self, layer: int) -> LayerStates:
         return self.recurrent[self.spec.side(layer)]
 
     def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
-        of, at = self._states_of(layer), self.spec.place[layer]
+        of, at = self._states_of(layer), self.spec.kind_index[layer]
         whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
         windows, deltas = (
             g.view(t, (size // 4, self.n_states), (len(of.window) * size,), offset=at * size)
@@ -107,11 +107,11 @@ class TargetState:
 
     def land_conv_inputs(self, g: Graph, x, layer: int):
         """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
-        return g.land(x, self._states_of(layer).conv_inputs, self.spec.place[layer])
+        return g.land(x, self._states_of(layer).conv_inputs, self.spec.kind_index[layer])
 
     def factors(self, g: Graph, layer: int, columns: int):
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
-        return g.slice(self._states_of(layer).factors, self.spec.place[layer], columns)
+        return g.slice(self._states_of(layer).factors, self.spec.kind_index[layer], columns)
 
     def reset(self, state_index: int = 0) -> None:
         """Forget the sequence of a state index. K/V rows stay as they are: masks hide them."""

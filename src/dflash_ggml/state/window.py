@@ -18,11 +18,11 @@ from .mask import HIDDEN
 from .memory import padded
 from .spec import StateSpec
 
-SINKS = 64  # first tokens that stay in sight: attention leans on them whatever they say
+SINKS = 64  # first tokens that stay in sight: attention sinks
 
 
 class DecodeWindow:
-    """What passes of few columns see: the first `sinks` tokens of a text and the last `tokens`, themselves included."""
+    """What passes of few columns see: the first `sinks` tokens of a sequence and the last `tokens`, themselves included."""
 
     def __init__(self, tokens: int, sinks: int = SINKS) -> None:
         self.tokens, self.sinks = tokens, sinks
@@ -50,8 +50,12 @@ class DecodeWindow:
     def fill(
         self, graph: Graph, first: int, start: int, depths: NDArray[np.int32], own: NDArray[np.bool_]
     ) -> None:
-        """For columns from position `start` on of a text in the slots from `first` on. depths [columns]: of each below the first;
-        own [columns, columns]: whether it sees each of them."""
+        """Set the inputs for columns from position `start` on of a sequence whose cache rows begin at `first`.
+
+        Args:
+            depths: int32 [columns], depth of each below the first.
+            own: bool [columns, columns], whether a column sees another.
+        """
         columns = len(depths)
         rows, mask = graph.inputs["window rows"].array, graph.inputs["window mask"].array
         mask = mask.reshape(columns, -1)

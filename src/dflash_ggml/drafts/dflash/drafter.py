@@ -19,7 +19,7 @@ from ...state import range_mask
 from ...state.context import Context, ContextRows
 from ...state.kv_type import is_quantised
 from ...state.spec import KvLayer
-from ..drafter import Drafter, Host, checked, places
+from ..drafter import Drafter, Host, batch_bucket, checked
 from ..lattice import unpack
 from .graphs import append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, DraftParams
@@ -27,12 +27,12 @@ from .params import EMBEDDING, HEAD, DraftParams
 MOST_LATTICES = (
     8  # blocks of a pass whose candidates have pair scores: each has some hundred operations of its own
 )
-# tokens to take in: of a sequence, those whose features lie in these columns and which end before a position
+# tokens to take in: the sequence, the columns of their features, and the position behind the last
 Unseen = tuple[Sequence, tuple[int, ...], int]
 
 
 def kind_of(p: DraftParams) -> str:
-    """The name by which statistics know the draft."""
+    """The draft's name in statistics."""
     return "dflash2" if p.selector is not None else "dspark" if p.markov is not None else "dflash"
 
 
@@ -66,7 +66,7 @@ class DFlashDrafter(Drafter):
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
         self._steps = np.arange(self.block, dtype=np.int32)
         every = np.ones((self.block, self.block), bool)
-        # who sees each column of a block, as bits, per group of the context
+        # the columns of a block that see each one, as bits, per group of the context
         self._causal = [
             p.causal_full if group.window is None else p.causal_window for group in self.context.groups
         ]
@@ -131,16 +131,16 @@ class DFlashDrafter(Drafter):
         return self._read(graph, block)
 
     def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """A block per sequence in one pass; blocks that are left over are not read."""
-        p, block, n = self.params, self._columns(depth), places(len(sequences))
+        """A block per sequence in one pass; padding blocks are not read."""
+        p, block, n = self.params, self._columns(depth), batch_bucket(len(sequences))
         for sequence in sequences:
             if len(sequence.unseen) > block:
                 self._take_in(sequence, len(sequence.unseen) - block)
         groups, m = self.context.groups, len(sequences)
-        texts = [(s.first_row, s.state_index, s.n_tokens) for s in sequences]
-        end, longest = max([slot + n for slot, _, n in texts]), max([n for _, _, n in texts])
-        state_index = max([state_index for _, state_index, _ in texts])
-        # where rows are everyone's the last one counts, and of rings the last ring
+        origins = [(s.first_row, s.state_index, s.n_tokens) for s in sequences]
+        end, longest = max([row + n for row, _, n in origins]), max([n for _, _, n in origins])
+        state_index = max([state_index for _, state_index, _ in origins])
+        # shared rows are read up to the last one in use, rings up to the last ring in use
         n_kv = tuple(group.used(end - longest, state_index, longest + block) for group in groups)
         graph = self.graphs.get(("drafts", n_kv, block, n), lambda: self._build(n_kv, block, n))
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
@@ -149,8 +149,8 @@ class DFlashDrafter(Drafter):
         ids, positions, *rows = (row.reshape(n, block) for row in (*ints[2:4], *ints[5::2]))
         for group, of_group, seen in zip(groups, rows, ranges):
             of_group[m:] = group.spare((n - m) * block).reshape(-1, block)
-            seen[0, 1, m:] = 1  # a column that sees nothing would have no numbers
-        first, indices, start = np.array(texts, np.int32).T[:, :, None]
+            seen[0, 1, m:] = 1  # a column that sees nothing would be NaN
+        first, indices, start = np.array(origins, np.int32).T[:, :, None]
         known = np.array([[self._known_from(s)] for s in sequences], np.int32)
         ids[:m] = 0 if p.has_mask_vector else p.mask_id
         if not p.has_mask_vector:
@@ -181,12 +181,12 @@ class DFlashDrafter(Drafter):
         most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
-    def _read(self, graph: Graph, block: int, n: int = 1, places: int = 1) -> list[Rows | NonFiniteDraft]:
+    def _read(self, graph: Graph, block: int, n: int = 1, batch: int = 1) -> list[Rows | NonFiniteDraft]:
         """What the first n blocks of a pass of so many came to."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
             whole, is_chain = self.device.read(graph.outputs["lattice"]), self.params.markov is not None
-            lattices = whole.reshape(-1, len(whole) // places)[:n]
+            lattices = whole.reshape(-1, len(whole) // batch)[:n]
             return [checked(partial(unpack, one, depths, self.to_target, is_chain)) for one in lattices]
         output = graph.outputs["best"]
         best = self.device.read(output).reshape(-1, depths, 2, output.ne[0])
@@ -257,15 +257,15 @@ class DFlashDrafter(Drafter):
         in each group. What is left over goes to spare rows."""
         groups = self.context.groups
         counts = [len(taken) for _, taken, _ in parts]
-        texts = [
+        origins = [
             (sequence.first_row, sequence.state_index, end - n)
             for (sequence, _, end), n in zip(parts, counts)
         ]
         at = sum(counts)
         columns[:at] = [column for _, taken, _ in parts for column in taken]
-        positions[:at] = [start + i for (_, _, start), n in zip(texts, counts) for i in range(n)]
+        positions[:at] = [start + i for (_, _, start), n in zip(origins, counts) for i in range(n)]
         first, state_index, _ = (
-            np.repeat(np.array(texts, np.int32), counts, axis=0).T if len(texts) > 1 else texts[0]
+            np.repeat(np.array(origins, np.int32), counts, axis=0).T if len(origins) > 1 else origins[0]
         )
         self.held[first + positions[:at]] = True
         for group, of_group in zip(groups, rows):
@@ -288,8 +288,8 @@ class DFlashDrafter(Drafter):
         append_context(graph, self.weights, self.params, self.context, features, positions, of_groups)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        slots = sequence.rows(n)
-        self.held[slots.start : slots.stop] = appended
+        rows = sequence.rows(n)
+        self.held[rows.start : rows.stop] = appended
 
     def reset(self, sequence: Sequence) -> None:
         self.held[sequence.lent] = False

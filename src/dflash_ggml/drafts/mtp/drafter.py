@@ -20,10 +20,10 @@ from ...models.prediction import EMBEDDING, Head
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
-from ...state.mask import SlotMask
+from ...state.mask import ResidentMask
 from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
-from ..drafter import Drafter, DraftSource, Host, checked, places
+from ..drafter import Drafter, DraftSource, Host, batch_bucket, checked
 from .graphs import Parts, context_graph, draft_graph, drafts_graph, names, normed, take_in
 
 DEPTH = 3  # tokens ahead: a further one costs a read of the output matrix and is right less often
@@ -131,7 +131,7 @@ class MtpDrafter(Drafter):
         self._masked = 0  # the state index that the mask is of
         self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's keys and values
         self.graphs = host.graphs
-        self.mask = SlotMask(self.device, self.depth, 2 * self.room, n_rows)
+        self.mask = ResidentMask(self.device, self.depth, 2 * self.room, n_rows)
         self._n_rows = n_rows
 
     # ---- memory
@@ -161,13 +161,13 @@ class MtpDrafter(Drafter):
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
-        """The best tokens of each depth along the chain of the best; what follows another than the best is not known."""
+        """The best tokens of each depth along the chain of the best; only the best one of each depth has children."""
         return list(
             self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
         )
 
     def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """Of a lone sequence, whose graph takes a mask instead of ranges."""
+        """A lone sequence, whose graph takes a mask instead of ranges."""
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
             self._take_in(sequence, len(sequence.unseen) - self.room)
@@ -205,14 +205,14 @@ class MtpDrafter(Drafter):
         return [checked(partial(_chain, best))]
 
     def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """Of several sequences in one graph, so that the output matrix is read once a depth."""
-        depth, room, texts = min(depth or self.depth, self.depth), self.room, places(len(sequences))
+        """Several sequences in one graph: the output matrix is read once per depth."""
+        depth, room, batch = min(depth or self.depth, self.depth), self.room, batch_bucket(len(sequences))
         for s in sequences:
             if len(s.unseen) > room:
                 self._take_in(s, len(s.unseen) - room)
         n_kv = min(kv_bucket(max(s.rows(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
-            ("drafts", n_kv, depth, texts),
+            ("drafts", n_kv, depth, batch),
             lambda: drafts_graph(
                 self.device,
                 self.parts,
@@ -221,21 +221,21 @@ class MtpDrafter(Drafter):
                 room,
                 depth,
                 self.candidates,
-                texts,
+                batch,
             ),
         )
         ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
         ints[:] = 0
-        ends = np.cumsum([room * texts, *[(room + 1) * texts] * 3, texts, texts, depth * texts])
+        ends = np.cumsum([room * batch, *[(room + 1) * batch] * 3, batch, batch, depth * batch])
         columns, ids, positions, rows, picks, indices, at, into = np.split(ints, ends)
-        columns = columns.reshape(texts, room)
-        ids, positions, rows = (part.reshape(texts, room + 1) for part in (ids, positions, rows))
-        at, into = (part.reshape(depth, texts) for part in (at, into))
-        # what is left over is written where nobody reads, and sees a row that holds numbers
+        columns = columns.reshape(batch, room)
+        ids, positions, rows = (part.reshape(batch, room + 1) for part in (ids, positions, rows))
+        at, into = (part.reshape(depth, batch) for part in (at, into))
+        # padding is written to spare rows, and sees a row with finite values
         rows[:] = spare + np.arange(room + 1)
-        picks[:], indices[:] = np.arange(texts) * (room + 1), self.parts.last.ne[1] - 1
+        picks[:], indices[:] = np.arange(batch) * (room + 1), self.parts.last.ne[1] - 1
         into[:] = spare
-        ranges = np.zeros((2, depth, texts), np.int32)
+        ranges = np.zeros((2, depth, batch), np.int32)
         ranges[1] = 1
         for i, s in enumerate(sequences):
             end, n, ahead = s.n_tokens, len(s.unseen), s.rows(depth)
@@ -253,7 +253,7 @@ class MtpDrafter(Drafter):
         for s in sequences:
             self.has_last[s.state_index] |= bool(s.unseen)
             s.unseen = ()
-        best = self.device.read(graph.outputs["best"]).reshape(depth, texts, 2, -1)
+        best = self.device.read(graph.outputs["best"]).reshape(depth, batch, 2, -1)
         return [checked(partial(_chain, best[:, i])) for i in range(len(sequences))]
 
     def _build(self, n_kv: int, depth: int):
@@ -267,7 +267,7 @@ class MtpDrafter(Drafter):
             self._take_in(sequence, len(sequence.unseen))
 
     def _take_in(self, sequence: Sequence, count: int) -> None:
-        """See the first `count` of the unseen tokens, as many at a time as there is room for."""
+        """Take in the first `count` unseen tokens, `room` at a time."""
         while count > 0:
             n = min(count, self.room)
             part, left = sequence.unseen[:n], sequence.unseen[n:]
@@ -292,8 +292,8 @@ class MtpDrafter(Drafter):
             self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
 
     def _hold(self, state_index: int, first: int, n: int, is_start: bool) -> None:
-        """The n cache rows from `first` on are being written; the first is of no use where the hidden state before is not known,
-        unless there is none because the text begins."""
+        """The n cache rows from `first` on are being written; the first is unusable where the hidden state before it is unknown,
+        unless the sequence begins there."""
         self.held[first : first + n] = True
         if n and not self.has_last[state_index] and not is_start:
             self.held[first] = False
@@ -328,7 +328,7 @@ class MtpDrafter(Drafter):
         self._forget_last(sequence.state_index, len(seen) == 0)
 
     def _forget_last(self, state_index: int, is_start: bool) -> None:
-        """The state of the last token is another's, and other cache rows are held than the mask knows of."""
+        """Clear the hidden state of the last token, and rewrite the mask before the next pass."""
         self.mask.forget()
         last, zeros = self.parts.last, np.zeros(self.head.n_embd, np.float32)
         self.device.write(last, zeros, state_index * last.nb[1])

@@ -17,7 +17,7 @@ from ...models.layers import product, products
 from ...models.prediction import EMBEDDING, NORM, Head
 from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
-from ...state.mask import SlotMask
+from ...state.mask import ResidentMask
 
 STATE_INDEX = "state_index"
 
@@ -35,17 +35,17 @@ class Parts:
     output: str
 
     def read_last(self, g: Graph):
-        """The h of the text's last token [D, 1]."""
+        """The h of the sequence's last token, [D, 1]."""
         state_index = self._state_index(g)
         return self.last if state_index is None else g.get_rows(self.last, state_index)
 
     def write_last(self, g: Graph, h) -> None:
-        """Let h [D, 1] be that of the text's last token."""
+        """Store h [D, 1] as that of the sequence's last token."""
         state_index = self._state_index(g)
         g.expand(g.copy(h, self.last) if state_index is None else g.set_rows(self.last, h, state_index))
 
     def _state_index(self, g: Graph):
-        """The text's state index, int32 [1], an input that the graph's fillers set; None where there is but one."""
+        """The sequence's state index, int32 [1], an input that the graph's fillers set; None where there is only one."""
         if self.last.ne[1] == 1:
             return None
         if STATE_INDEX not in g.inputs:
@@ -127,7 +127,7 @@ def context_graph(device: Device, m: Parts, features, room: int) -> Graph:
 
 
 def draft_graph(
-    device: Device, m: Parts, features, mask: SlotMask, n_kv: int, room: int, depth: int, candidates: int
+    device: Device, m: Parts, features, mask: ResidentMask, n_kv: int, room: int, depth: int, candidates: int
 ) -> Graph:
     """Takes in up to R = `room` tokens, then drafts `depth` more behind the pending one, each from the best before it.
 
@@ -160,16 +160,16 @@ def draft_graph(
 
 
 def drafts_graph(
-    device: Device, m: Parts, features, n_kv: int, room: int, depth: int, candidates: int, texts: int
+    device: Device, m: Parts, features, n_kv: int, room: int, depth: int, candidates: int, batch: int
 ) -> Graph:
-    """`draft_graph` for so many sequences, whatever their state indices.
+    """`draft_graph` for a batch of sequences of any state indices.
 
-    Inputs: ints = columns of the features [R] of each text | ids | positions | cache rows, each R + 1 of each text | of each text
-    the position of its pending token among all of those | state indices | positions and cache rows of the drafting columns, by
-    depth; `ranges` of rows that those see, int32 [depth * texts, 2].
-    Output: best float32 [candidates, 2, depth * texts], depth by depth.
+    Inputs: ints = columns of the features [R] per sequence | ids | positions | cache rows, each R + 1 per sequence | index of
+    each pending token among all of those | state indices | positions and cache rows of the drafting columns, by depth; `ranges`
+    of rows that those see, int32 [depth * batch, 2].
+    Output: best float32 [candidates, 2, depth * batch], depth by depth.
     """
-    g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, texts
+    g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, batch
     lengths = (room * k, *[c * k] * 3, k, k, depth * k, depth * k)
     columns, ids, positions, rows, picks, indices, at, into = packed(g, "ints", *lengths)
     masks = g.range_mask(g.input("ranges", I32, depth * k, 2), n_kv)
