@@ -6,7 +6,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -35,6 +35,16 @@ def choose_device(config: EngineConfig) -> Device:
             _check_kinds([*infos, info])
             device.join(_open(info, config), has_layers=False)
     return device
+
+
+def one_at_a_time(device: Device, config: EngineConfig) -> EngineConfig:
+    """The configuration with one sequence where several GPUs share the work: two shown as one wrote wrong text for several, and
+    right text for one."""
+    if config.parallel == 1 or sum(side.is_gpu for side in device.sides) < 2:
+        return config
+    if config.parallel:
+        log.warning("parallel: %d sequences, but several GPUs serve one at a time", config.parallel)
+    return replace(config, parallel=1)
 
 
 def open_cpu(config: EngineConfig) -> Device:
