@@ -268,8 +268,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         scorer = _scorer_beside(model)
     same: dict[str, Any] = {name: getattr(args, name) for name in _SAME.split()}
     split = args.split_mode
-    if split in ("row", "tensor"):
-        log.warning("-sm %s: it is not built, layers are shared out instead (-sm layer)", split)
+    if split == "row":
+        log.warning("-sm row: it is not built, layers are shared out instead (-sm layer)")
         split = "layer"
     return EngineConfig(
         model=model,

@@ -211,6 +211,8 @@ def examine_memory(
 
     try:
         with closing(choose_device(config)) as device:
+            if device.n_ranks > 1:
+                target = target.ranked(device.n_ranks)
             if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
             wanted = fitting_needs(device, config, file, target, draft, scorer)

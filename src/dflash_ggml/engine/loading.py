@@ -119,6 +119,8 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     device, costs, costs_file = choose_device(config), Costs(), None
     config = one_at_a_time(device, config)
     try:
+        if device.n_ranks > 1:
+            target = target.ranked(device.n_ranks)
         passes, drafter, scorer, memory, batches, over = _on_device(
             device, config, file, target, draft, source, progress
         )

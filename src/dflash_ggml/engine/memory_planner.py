@@ -39,7 +39,7 @@ from .cpu_offload import expert_sizes, fewest_layers, kept_experts, kept_names, 
 from .kernel_tuning import wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
-from .placement import LAYER, ONE_SIDE, Placement, draft_side, open_cpu, place_layers
+from .placement import LAYER, ONE_SIDE, Placement, draft_side, in_ranks, open_cpu, place_layers
 from .scorer import ScorerSource
 
 DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
@@ -183,9 +183,12 @@ def memory_needs(
     where: tuple[str, ...] = ()
     placement = ONE_SIDE
     if sum(side is not device.host for side in device.sides) > 1:
-        placement = _place(
-            device, config, target, draft, scorer, sources, kept, kv[0], over_all(over, n_states)
-        )
+        if device.n_ranks > 1:
+            placement = in_ranks(target.n_layers, device.n_ranks)
+        else:
+            placement = _place(
+                device, config, target, draft, scorer, sources, kept, kv[0], over_all(over, n_states)
+            )
         where = tuple(
             placement.words(device, side.index, draft is not None)
             for side in device.sides
@@ -315,7 +318,7 @@ def memory_parts(
             Part("target weights", lambda rows: n_weights),
             *state_parts(own, side.alignment, kv.target, columns, feature_row, n_states, n_batch),
         ]
-        if side.index == 0:
+        if side.index < device.n_ranks:
             parts.append(Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"))
         if draft and is_drafts:
             parts += draft.parts(side, kv.draft, n_states)

@@ -99,7 +99,8 @@ class TargetPasses(PassOutputs):
         )
         self.placement = placement
         # a path of prompt lookup may be as long as the tree is wide
-        self.tree_mask = ResidentMask(device, max_width, max_width, n_rows) if max_width else None
+        ranks = device.sides[: device.n_ranks]
+        self.tree_mask = ResidentMask(device, max_width, max_width, n_rows, ranks=ranks) if max_width else None
         self.window = window
         self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
         self._spare = np.arange(n_rows, n_rows + SPARE)
@@ -134,8 +135,8 @@ class TargetPasses(PassOutputs):
     def nbytes_on(self, side: Device) -> dict[str, int]:
         """Bytes on a side by part, named as in the memory plan."""
         found = {"target weights": self.weights.nbytes_on(side), **self.state.nbytes_on(side)}
-        if side.index == 0:
-            found["tree mask"] = self.tree_mask.nbytes if self.tree_mask else 0
+        if side.index < self.device.n_ranks:
+            found["tree mask"] = self.tree_mask.nbytes_on(side) if self.tree_mask else 0
         return found
 
     @property

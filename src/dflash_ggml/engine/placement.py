@@ -13,6 +13,7 @@ from typing import Any
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..ggml.device import Device, DeviceInfo, list_devices
+from ..models.ranks import rank_of
 
 log = logging.getLogger("dflash_ggml")
 LAYER = re.compile(r"blk\.(\d{1,6})\.")
@@ -24,11 +25,16 @@ def choose_device(config: EngineConfig) -> Device:
 
     Raises ConfigError for devices that are not there or do not go together."""
     infos = _chosen(config)
-    if config.splits_layers and len(infos) == 1:
+    if config.split_mode == "tensor":
+        _check_ranks(config, infos)
+    elif config.splits_layers and len(infos) == 1:
         log.warning("split_mode, tensor_split: all layers lie on %s, which alone is here", infos[0].name)
     device = _open(infos[0], config)
     for info in infos[1:]:
         device.join(_open(info, config))
+    if config.split_mode == "tensor":
+        device.rank_with(device.sides[1])
+        return device
     if config.draft_device is not None:
         info = _named(config.draft_device, "draft_device", list_devices())
         if not (info.is_gpu and info.name in [side.info.name for side in device.sides]):
@@ -45,6 +51,17 @@ def one_at_a_time(device: Device, config: EngineConfig) -> EngineConfig:
     if config.parallel:
         log.warning("parallel: %d sequences, but several GPUs serve one at a time", config.parallel)
     return replace(config, parallel=1)
+
+
+def _check_ranks(config: EngineConfig, infos: Sequence[DeviceInfo]) -> None:
+    """Raises ConfigError for what halves of layers do not go with."""
+    names = ", ".join(info.name for info in infos)
+    if len(infos) != 2:
+        raise ConfigError(f"split_mode tensor: wants two devices, not {names}; name them (--device), or share whole layers (-sm layer)")
+    if len(set(config.tensor_split or ())) > 1:
+        raise ConfigError("split_mode tensor: both devices take a half; tensor_split is for whole layers (-sm layer)")
+    if config.draft_device is not None or config.n_cpu_moe:
+        raise ConfigError("split_mode tensor: the draft lies on the first device, and nothing with the host")
 
 
 def open_cpu(config: EngineConfig) -> Device:
@@ -78,7 +95,7 @@ def _chosen(config: EngineConfig) -> list[DeviceInfo]:
         return [cpu]
     else:
         found = gpus
-    if config.splits_layers:
+    if config.splits_layers or config.split_mode == "tensor":
         return found
     if config.main_gpu >= len(found):
         raise ConfigError(f"main_gpu: {config.main_gpu}, but there are {len(found)} GPUs")
@@ -107,15 +124,17 @@ def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Numbers of the sides on which things lie. layers: each of the target's; empty where all lie on the first side, with all
-    else. The embedding lies with the first layer, the output matrix with the last."""
+    else. The embedding lies with the first layer, the output matrix with the last. n_ranks: above 1, each of the first sides has
+    a part of every layer, which count as so many more layers; all else lies on the first."""
 
     layers: tuple[int, ...] = ()
     draft: int = 0
+    n_ranks: int = 1
 
     def side(self, name: str) -> int:
         """Where a tensor of the target's lies."""
-        if not self.layers:
-            return 0
+        if self.n_ranks > 1 or not self.layers:
+            return rank_of(name)
         if (found := LAYER.match(name)) is not None:
             return self.layers[int(found[1])]
         return self.layers[0] if name.startswith("token_embd") else self.layers[-1]
@@ -127,20 +146,23 @@ class Placement:
     @property
     def head(self) -> int:
         """Where the output matrix lies, but for one that is the embedding."""
-        return self.layers[-1] if self.layers else 0
+        return self.layers[-1] if self.layers and self.n_ranks == 1 else 0
 
     def facts(self, device: Device) -> list[Any]:
         """The devices and what lies on them, as plain data."""
-        return [[side.info.description for side in device.sides], self.layers, self.draft]
+        where = [[side.info.description for side in device.sides], self.layers, self.draft]
+        return where if self.n_ranks == 1 else [*where, self.n_ranks]
 
     def words(self, device: Device, side: int, has_draft: bool) -> str:
         """What lies on a side, for people."""
         own = [layer for layer, of in enumerate(self.layers) if of == side]
         some = f"layers {own[0]} to {own[-1]}" if len(own) > 1 else f"layer {own[0]}" if own else ""
+        if self.n_ranks > 1:
+            some = f"{('one', 'the other')[side]} half of every layer" if side < self.n_ranks else ""
         parts = [some] if some else []
-        if self.layers and side == self.layers[0]:
+        if self.layers and (side < self.n_ranks > 1 or side == self.layers[0]):
             parts.append("the embedding")
-        if self.layers and side == self.layers[-1]:
+        if self.layers and side == self.head:
             parts.append("the output")
         if has_draft and side == self.draft:
             parts.append("the draft")
@@ -151,8 +173,15 @@ class Placement:
 ONE_SIDE = Placement()  # all on the first
 
 
+def in_ranks(n_layers: int, n_ranks: int) -> Placement:
+    """A part of every layer on each of the first sides."""
+    return Placement(tuple(rank for rank in range(n_ranks) for _ in range(n_layers)), 0, n_ranks)
+
+
 def draft_side(device: Device, config: EngineConfig) -> int:
-    """The side of the draft: the one that was named, else that of the last layers, beside the output matrix."""
+    """The side of the draft: the one that was named, else that of the output matrix."""
+    if device.n_ranks > 1:
+        return 0
     if config.draft_device is None:
         return max(i for i, part in enumerate(shares(device, config)) if part)
     name = config.draft_device.lower()

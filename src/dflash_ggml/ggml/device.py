@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +20,7 @@ from .bindings import ffi, lib
 from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
+I64 = lib.GGML_TYPE_I64
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
 _PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
@@ -220,6 +222,8 @@ class Device:
         self.index, self.main = 0, self
         self.host: Device | None = None  # the side that is a CPU with weights of its own
         self.has_layers = True
+        self.n_ranks = 1  # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
+        self._thread: ThreadPoolExecutor | None = None
         self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
         self.locked: list[
             tuple[int, int]
@@ -258,6 +262,13 @@ class Device:
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
 
     @property
+    def scratch_type(self):
+        """Where what graphs share lies. Ranks compute at the same time, so that CPUs' memory must not count as one."""
+        if self.is_gpu or self.main.n_ranks == 1:
+            return self.buffer_type
+        return lib.dflash_cpu_buffer_type(self.index)
+
+    @property
     def has_pinned_memory(self) -> bool:
         """Whether there is memory of the host that it reads by itself, and other that it does not."""
         return lib.ggml_backend_dev_host_buffer_type(self.info.handle) != ffi.NULL
@@ -284,6 +295,24 @@ class Device:
         if is_host:
             self.host = other
         return other
+
+    def rank_with(self, other: Device) -> None:
+        """Let this device and one that joined it compute halves of every layer at the same time.
+
+        Raises DeviceError where they cannot write into each other's memory."""
+        names = f"{self.label} and {other.label}"
+        if self.is_gpu:
+            if self._kind != "CUDA":
+                raise DeviceError(f"{names}: halves of a layer are computed by CUDA devices only; share whole layers (-sm layer)")
+            if not lib.ggml_backend_cuda_connect_peers(self.backend, other.backend):
+                raise DeviceError(f"{names} cannot reach each other's memory; share whole layers (-sm layer)")
+        self.n_ranks = 2
+
+    def begin(self, work: Callable[[], object]) -> Future:
+        """Have `work` done by a thread of this side's own."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, f"dflash-{self.label}")
+        return self._thread.submit(work)
 
     @property
     def label(self) -> str:
@@ -500,6 +529,8 @@ class Device:
         others, self.sides, self.host = self.sides[1:] if self.main is self else [], [self], None
         for other in others:
             other.close()
+        if self._thread is not None:
+            self._thread.shutdown()
         self._pinned.close()
         for event in (self._mark, self._free):
             if event != ffi.NULL:

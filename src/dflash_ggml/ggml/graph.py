@@ -78,7 +78,10 @@ class Graph(Operations):
     # ---- life of a graph
 
     def input(self, name: str, type_: int, *ne: int):
-        """A tensor that `inputs[name].array` fills before each run."""
+        """A tensor that `inputs[name].array` fills before each run; the one of this name where ranks ask for it again."""
+        if (known := self.inputs.get(name)) is not None:
+            assert known.tensor.type == type_ and tuple(known.tensor.ne) == (*ne, 1, 1, 1)[:4], name
+            return known.tensor
         t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_input(t)
         lib.ggml_set_name(t, name.encode())
@@ -154,7 +157,7 @@ class Graph(Operations):
                 raise DeviceError(
                     f"{owner.info.name}: operation {op} of '{ffi.string(node.name).decode()}' is not supported there"
                 )
-        small = [i for i in self.inputs.values() if i.nbytes <= _TOGETHER]
+        small = [i for i in self.inputs.values() if self._is_small(i)]
         self._gather(small)
         self._generation = workspace.place(self.cgraph, self._split.sides if self._split else None)
         # a CUDA graph of this identity replays without comparing every node
@@ -169,9 +172,13 @@ class Graph(Operations):
             values()
         return self
 
+    def _is_small(self, i: Input) -> bool:
+        """Whether an input travels with the others. Ranks have all: what crossed to one would come behind what waits for it."""
+        return i.nbytes <= _TOGETHER or self.device.n_ranks > 1
+
     def _divide(self) -> None:
         """Share the graph out among the device's sides."""
-        large = {key(i.tensor) for i in self.inputs.values() if i.nbytes > _TOGETHER}
+        large = {key(i.tensor) for i in self.inputs.values() if not self._is_small(i)}
 
         def replica(t, side: int):
             if key(t) in large:

@@ -311,6 +311,10 @@ class Operations:
         """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
         return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
+    def all_reduce(self, a, mailbox):
+        """a plus what the graph of the other rank gives at the same place, with the same bits there; mailbox: see ggml/ranks.py."""
+        return lib.ggml_all_reduce(self.ctx, a, mailbox)
+
     def argmax(self, a):
         """Index of the largest of each row, int32 [rows]."""
         return lib.ggml_argmax(self.ctx, a)

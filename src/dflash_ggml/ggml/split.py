@@ -14,6 +14,7 @@ ggml_backend_sched was the other design (docs/decisions/0009, 0010).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
@@ -232,6 +233,7 @@ class Split:
         # went to the host
         n = len(device.sides)
         self._is_copying, self._brings = [True] * n, [False] * n
+        self._ranks: list[tuple[Device, Any]] = []  # parts that wait for each other
 
     def owner(self, i: int) -> Device | None:
         """Who computes node `i`; None for a crossing, and for a view, which nobody computes and which may lie elsewhere."""
@@ -258,6 +260,7 @@ class Split:
                 self._add_part(first, i)
                 first = i
         self._add_part(first, n)
+        self._add_ranks()
 
     def run(self) -> None:
         """Do it all; devices may still be at it on return. Raises DeviceError when a backend fails."""
@@ -270,6 +273,7 @@ class Split:
 
     def _add_copy(self, node, by: Device, to: Device) -> None:
         """The bytes of a crossing's source, in the order of the other work of the devices on both ends."""
+        self._add_ranks()
         source, size, host = node.src[0], lib.ggml_nbytes(node), self.device.host
         if host is None or (by is not host and to is not host):
             self._actions.append(partial(by.copy, source, to, node))
@@ -286,12 +290,17 @@ class Split:
     def _add_part(self, first: int, end: int) -> None:
         """Nodes that one side computes, none of which is a crossing."""
         nodes = (lib.ggml_graph_node(self._cgraph, i) for i in range(first, end))
-        if all(ffi.string(lib.ggml_op_desc(node)).decode() in _NO_WORK for node in nodes):
+        ops = {ffi.string(lib.ggml_op_desc(node)).decode() for node in nodes}
+        if ops <= _NO_WORK:
             return
         part = ffi.gc(lib.dflash_graph_part(self._cgraph, first, end), lib.dflash_graph_part_free)
         self._parts.append(part)
         side = self.sides[first]
         who = self.device.sides[side]
+        if "ALL_REDUCE" in ops:
+            self._ranks.append((who, part))
+            return
+        self._add_ranks()
         if who is self.device.host:
             # copies read and write what the host is about to use; behind the event is work that it need not wait for
             for i, other in enumerate(self.device.sides):
@@ -306,6 +315,26 @@ class Split:
             self._actions.append(who.mark)
             self._is_copying[side] = False
         self._actions.append(partial(who.run, part))
+
+    def _add_ranks(self) -> None:
+        """Parts between which nothing crosses, and which wait for each other, run at the same time."""
+        if self._ranks:
+            assert len(self._ranks) == self.device.n_ranks, "a rank would wait for ever"
+            self._actions.append(partial(_run_ranks, self._ranks))
+            self._ranks = []
+
+
+def _run_ranks(parts: Sequence[tuple[Device, Any]]) -> None:
+    """Run parts that wait for each other, each in a thread: a CPU computes in it, and a GPU's queue may be full before the other
+    one has begun."""
+    (first, own), *others = parts
+    begun = [other.begin(partial(other.run, part)) for other, part in others]
+    try:
+        first.run(own)
+    finally:
+        wait(begun)
+    for one in begun:
+        one.result()
 
 
 def _sources(node) -> list:

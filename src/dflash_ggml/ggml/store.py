@@ -131,7 +131,7 @@ class Workspace:
         self.device = device
         self.generation = 0
         types = [
-            device.host_buffer_type if side is device.host else side.buffer_type for side in device.sides
+            device.host_buffer_type if side is device.host else side.scratch_type for side in device.sides
         ]
         self._sides = len(types)
         self._alloc = lib.ggml_gallocr_new_n(types, len(types))

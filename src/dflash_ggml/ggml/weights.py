@@ -61,7 +61,7 @@ class Weights(Mapping):
         self,
         device: Device,
         sources: Mapping[str, Source],
-        gathered: Iterable[str] = ("token_embd.weight", "per_layer_token_embd.weight"),
+        gathered: Iterable[str] = ("token_embd.weight", "per_layer_token_embd.weight", "rank1.token_embd.weight"),
         kept: Iterable[str] = (),
         sides: Mapping[str, int] | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class Weights(Mapping):
 
     def _bring(self, t, data: Any) -> None:
         """Copy the bytes of a tensor, in as many pieces as it takes beside locked pages."""
-        begin = 0
+        data, begin = np.ascontiguousarray(data) if not memoryview(data).c_contiguous else data, 0
         for end in pieces(*_place(data), self._device.locked):
             lib.ggml_backend_tensor_set(t, ffi.from_buffer(data) + begin, begin, end - begin)
             begin = end
@@ -292,8 +292,8 @@ def _mapped(device: Device, name: str, t, s: Source) -> tuple:
 
 
 def _is_aligned(data) -> bool:
-    """Whether ggml may use the bytes where they lie; safetensors files promise no alignment."""
-    return _place(data)[0] % TENSOR_ALIGNMENT == 0
+    """Whether ggml may use the bytes where they lie; safetensors files promise no alignment, and parts may lie apart."""
+    return memoryview(data).c_contiguous and _place(data)[0] % TENSOR_ALIGNMENT == 0
 
 
 def _suits(device: Device, s: Source, buffer_type) -> bool:

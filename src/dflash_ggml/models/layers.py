@@ -46,7 +46,7 @@ class Columns:
                 self._spans, self._spanned = g.input("spans", I32, 2, batch.seqs), self._seqs
             self._mask = g.forest_mask(ranges, self.rows, self.parents, self._seqs, self.n_kv)
         elif batch.mask is not None:
-            self._mask = batch.mask.build(g, "mask", self.n_kv, self.n)
+            self._mask = batch.mask.build(g, "mask", self.n_kv, self.n, batch.rank)
         else:
             # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS

@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
+from ..ggml.weights import Source
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
@@ -29,6 +31,7 @@ from .layers import (
     gated_delta_net,
 )
 from .prediction import Head, read_head
+from .ranks import Cut, is_of_all, name_of, of_rank, part_of
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
 from .rope import read_scaling
 from .target import Batch, Target
@@ -71,6 +74,7 @@ class Qwen35(Target):
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
     scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices (NVFP4)
+    n_ranks: int = 1  # above 1, heads and `n_ff` are those of one (see `ranked`)
 
     @property
     def ffn(self) -> FeedForward:
@@ -138,8 +142,59 @@ class Qwen35(Target):
         """Name -> shape of every tensor in a file, where other ones lie there than the graph uses."""
         return self.tensors()
 
+    def ranked(self, n: int) -> Qwen35:
+        """See Target.ranked."""
+        names = ("n_heads", "n_kv_heads", "ssm_k_heads", "ssm_v_heads", "ssm_inner", "n_ff")
+        sizes = {name: getattr(self, name) for name in names}
+        if type(self) is not Qwen35 or any(size % n for size in sizes.values()):
+            heads = f"{self.n_heads} and {self.n_kv_heads} heads, {self.ssm_v_heads} and {self.ssm_k_heads} of delta nets"
+            why = f"{heads}, n_ff {self.n_ff}" if type(self) is Qwen35 else "experts"
+            raise ConfigError(
+                f"split_mode tensor: layers of this model ({why}) cannot be shared by {n} devices; share whole layers (-sm layer)"
+            )
+        return replace(self, n_ranks=n, **{name: size // n for name, size in sizes.items()})
+
+    def sources(self, file: GGUFFile) -> dict[str, Source]:
+        """See Target.sources; of several ranks, the parts of each."""
+        if self.n_ranks == 1:
+            return super(Qwen35, self).sources(file)
+        wanted, cuts, found = self.tensors(), self._cuts, dict[str, Source]()
+        for name, info in file.tensors.items():
+            whole, cut = Source(info.type, info.shape, file.data(name)), cuts.get(re.sub(r"^blk\.\d+\.", "", name))
+            for rank in range(self.n_ranks):
+                if (own := name_of(name, rank)) in wanted:
+                    found[own] = part_of(name, whole, cut, rank, self.n_ranks) if cut else whole
+        return found
+
+    @property
+    def _cuts(self) -> dict[str, Cut]:
+        """What of a block is shared out among ranks. Value heads come in groups that read all key heads in order."""
+        values = self.ssm_v_heads // self.ssm_k_heads
+        rows = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+        return {
+            **{f"{name}.weight": Cut(1) for name in rows},
+            "attn_output.weight": Cut(0),
+            "ffn_down.weight": Cut(0),
+            "attn_qkv.weight": Cut(1, 2 + values),
+            _CONV: Cut(1, 2 + values),
+            **{f"{name}.weight": Cut(1, values) for name in ("attn_gate", "ssm_alpha", "ssm_beta")},
+            "ssm_dt.bias": Cut(0, values),
+            "ssm_a": Cut(0, values),
+            "ssm_out.weight": Cut(0, values),
+        }
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
+        own = self._tensors()
+        return {
+            name_of(name, rank): shape
+            for rank in range(self.n_ranks)
+            for name, shape in own.items()
+            if rank == 0 or is_of_all(name)
+        }
+
+    def _tensors(self) -> dict[str, tuple[int, ...]]:
+        """The same of one rank."""
         d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
         shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         common = {
@@ -171,7 +226,8 @@ class Qwen35(Target):
         kv = KvLayer(self.n_kv_heads, self.head_dim)
         delta = Delta(self.ssm_state, self.ssm_k_heads, self.ssm_v_heads)
         recurrent = Recurrent(Conv(self.conv_kernel, self.conv_channels), delta)
-        return StateSpec(tuple(recurrent if is_recurrent else kv for is_recurrent in self.recurrent))
+        layers = tuple(recurrent if is_recurrent else kv for is_recurrent in self.recurrent)
+        return StateSpec(layers * self.n_ranks, n_ranks=self.n_ranks)
 
     def prediction_head(self, file: GGUFFile) -> Head | None:
         """See Target.prediction_head."""
@@ -198,13 +254,22 @@ class Qwen35(Target):
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build."""
-        w, eps, ffn = weights, self.rms_eps, self.ffn
-        g = Graph(state.device, 4096 + self.n_layers * (128 + ffn.nodes))  # a composed delta net takes 110
+        # a composed delta net takes 110
+        g = Graph(state.device, 4096 + self.n_ranks * self.n_layers * (128 + self.ffn.nodes))
+        x = self._trunk(g, batch, state.of_rank(0), weights)
+        declare_outputs(g, weights, self.head_name, x, self.rms_eps, batch)
+        for rank in range(1, self.n_ranks):  # ends with the same x
+            unheard = replace(batch, taps=(), append=None, rank=rank)
+            g.expand(self._trunk(g, unheard, state.of_rank(rank), of_rank(weights, rank)))
+        return g
+
+    def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Any]):
+        """The layers, as one rank computes them: residual columns [D, n]."""
+        eps, ffn = self.rms_eps, self.ffn
         columns = Columns(g, batch)
         taps = Taps(g, batch, columns, state)
-        spec = state.spec
         x = g.get_rows(w["token_embd.weight"], columns.ids)
-        for i, layer in enumerate(spec.layers):
+        for i, layer in enumerate(state.spec.layers[: self.n_layers]):
             name = f"blk.{i}."
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
             if isinstance(layer, Recurrent):
@@ -224,14 +289,14 @@ class Qwen35(Target):
                     rope_theta=self.rope_theta,
                     eps=eps,
                 )
+            y = state.summed(g, y)
             taps.settle()
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + "post_attention_norm.weight"])
-            x = g.add(ffn.build(g, w, name, y), x)
+            x = g.add(state.summed(g, ffn.build(g, w, name, y)), x)
             taps.take(i, x)
         taps.finish()
-        declare_outputs(g, w, self.head_name, x, eps, batch)
-        return g
+        return x
 
     def _check_relations(self, keys: Keys) -> None:
         """Sizes that must divide or equal each other do."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
@@ -55,6 +56,7 @@ class Batch:
     rows from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included;
     features go to the columns that the input `column` names. A sequence of one column is committed by the pass, the others are
     not.
+    rank: whose part of the layers the pass computes, where several share them.
     """
 
     columns: int
@@ -67,6 +69,7 @@ class Batch:
     window: DecodeWindow | None = None
     seqs: int = 0
     is_forest: bool = False
+    rank: int = 0
 
 
 class Target(ABC):
@@ -124,6 +127,12 @@ class Target(ABC):
 
         Raises ModelFileError for a damaged one."""
         return None
+
+    def ranked(self, n: int) -> Target:
+        """The same with the sizes of one of n ranks, devices that compute a part of every layer each. `tensors` and `sources` are
+        then those of all ranks, the state's layers those of one rank after the other. Raises ConfigError where heads or widths
+        cannot be shared out."""
+        raise ConfigError("split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)")
 
     @property
     def embedding_name(self) -> str:

@@ -7,6 +7,8 @@ bytes a step: 6 MB for 24 columns over 128k cache rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..ggml.device import F16, I32, Device
@@ -43,15 +45,17 @@ class ResidentMask:
         n_rows: int,
         window: int | None = None,
         ring: bool = False,
+        ranks: Sequence[Device] = (),
     ) -> None:
         self.device, self.width, self.window, self.ring = device, width, window, ring
         if ring and (window is None or n_rows < window - 1 + max_advance + width):
             raise ValueError(f"a ring of {n_rows} rows is too short for a window of {window}")
         self.n_changes = min(max_advance + width, n_rows)
         self.n_rows = n_rows
-        self._store = Store(device, 1)
-        self._rows = self._store.tensor(F16, width, n_rows, name="mask rows")
-        self._store.allocate(clear=False)
+        self._stores = [Store(by, 1) for by in ranks or (device,)]
+        self._rows = [store.tensor(F16, width, n_rows, name="mask rows") for store in self._stores]
+        for store in self._stores:
+            store.allocate(clear=False)
         # rows under `_below` are as a pass starting there left them; from `_defined` on nothing has been written yet
         self._below = self._defined = 0
         self._origin = 0
@@ -60,16 +64,20 @@ class ResidentMask:
 
     @property
     def nbytes(self) -> int:
-        return self._store.nbytes
+        return sum(store.nbytes for store in self._stores)
+
+    def nbytes_on(self, side: Device) -> int:
+        """Bytes on a side."""
+        return sum(store.nbytes for store in self._stores if store.device is side)
 
     @property
     def n_updates(self) -> int:
         """Groups of rows that a pass rewrites: around its start, and where the window's edge moved."""
         return 1 if self.window is None else 2
 
-    def build(self, g: Graph, name: str, n_kv: int, columns: int):
+    def build(self, g: Graph, name: str, n_kv: int, columns: int, rank: int = 0):
         """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its inputs `name`0, `name`1."""
-        mask = self._rows
+        mask = self._rows[rank]
         for i in range(self.n_updates):
             rows = g.input(f"{name}_rows{i}", I32, self.n_changes)
             values = g.input(f"{name}_values{i}", F16, self.width, self.n_changes)
@@ -124,14 +132,16 @@ class ResidentMask:
         """Write the rows from `first` to `end` now."""
         values = np.empty((end - first, self.width), np.float16)
         self._write(values, first, start, own, valid)
-        self.device.write(self._rows, values, first * self._rows.nb[1])
+        for mask in self._rows:
+            self.device.write(mask, values, first * mask.nb[1])
 
     def _put_ring(self, start: int, own: np.ndarray, valid: np.ndarray | None) -> None:
         """Write all rows of a ring now: those that a pass at `start` sees."""
         first = start + self.width - self.n_rows
         values = np.empty((self.n_rows, self.width), np.float16)
         self._write(values, first, start, own, valid)
-        self.device.write(self._rows, np.roll(values, first, axis=0))
+        for mask in self._rows:
+            self.device.write(mask, np.roll(values, first, axis=0))
 
     def forget(self) -> None:
         """Rewrite every row before the next pass."""
@@ -163,4 +173,5 @@ class ResidentMask:
             out[lag <= -self.window] = HIDDEN
 
     def close(self) -> None:
-        self._store.close()
+        for store in self._stores:
+            store.close()

@@ -65,10 +65,12 @@ class StateSpec:
     """The layers of a model in order. Raises ConfigError for recurrent layers of several shapes, which no op takes.
 
     sides: of the device, on which each layer lies; empty where all lie on the first.
+    n_ranks: above 1 the layers are those of a first device, then those of a second one: parts of the same layers.
     """
 
     layers: tuple[KvLayer | Recurrent, ...]
     sides: tuple[int, ...] = ()
+    n_ranks: int = 1
 
     def __post_init__(self) -> None:
         if len(set(self.recurrent)) > 1:
@@ -100,7 +102,7 @@ class StateSpec:
     def _some(self, wanted: Callable[[KvLayer | Recurrent, int], bool]) -> StateSpec:
         found = [i for i, layer in enumerate(self.layers) if wanted(layer, self.side(i))]
         sides = tuple(self.side(i) for i in found) if self.sides else ()
-        return StateSpec(tuple(self.layers[i] for i in found), sides)
+        return StateSpec(tuple(self.layers[i] for i in found), sides, self.n_ranks)
 
     def side(self, layer: int) -> int:
         """The side on which a layer lies."""

@@ -10,11 +10,13 @@ would make 96 of it, and graphs of state index 0 are those of an engine for one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from ..ggml.bindings import lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
+from ..ggml.mailboxes import Mailboxes, mailbox_words
 from ..ggml.store import Store
 from .features import Features
 from .kv import KvCache, LayerCache
@@ -31,7 +33,7 @@ _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 class TargetState:
     """Memory of a target for `n_states` sequences: their committed states, and room for trees of `max_width` nodes together.
 
-    Layers are asked for by their number in the model.
+    Layers are asked for by their number in the model; of several ranks each sees its own (`of_rank`).
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class TargetState:
         for i, window in enumerate(spec.windows):
             seen, rows = spec.seeing(window), ring_rows(window, columns, n_rows)
             self.rings.append(Ring(device, f"ring{i}", seen.kv, kv_type, rows, n_states, seen.sides))
+        self.rank = 0
+        self.mailboxes = Mailboxes(device.sides[: spec.n_ranks]) if spec.n_ranks > 1 else None
         # of each side that has recurrent layers
         self.recurrent = {
             side: LayerStates(device.sides[side], spec.on(side).recurrent, n_states, max_width)
@@ -68,14 +72,31 @@ class TargetState:
         # several sequences keep what the draft has not seen while others' trees are verified
         self.features = Features(draft_device or device, feature_row, max_width * (2 if n_states > 1 else 1))
 
+    def of_rank(self, rank: int) -> TargetState:
+        """The same as one of several ranks sees it."""
+        view = copy(self)
+        view.rank = rank
+        return view
+
+    def summed(self, g: Graph, y):
+        """What all ranks have computed of a layer's output, of which `y` is one's part; y itself where there is one rank."""
+        return y if self.mailboxes is None else g.all_reduce(y, self.mailboxes.tensors[self.rank])
+
+    def _number(self, layer: int) -> int:
+        """A layer's number among those of all ranks."""
+        return layer + self.rank * (len(self.spec.layers) // self.spec.n_ranks)
+
+    def _place(self, layer: int) -> int:
+        return self.spec.kind_index[self._number(layer)]
+
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
         ring = self.ring(layer)
-        return (self.kv if ring is None else ring.cache).layer(self.spec.kind_index[layer])
+        return (self.kv if ring is None else ring.cache).layer(self._place(layer))
 
     def ring(self, layer: int) -> Ring | None:
         """The ring that holds an attention layer's rows, None for one that sees everything."""
-        of = self.spec.layers[layer]
+        of = self.spec.layers[self._number(layer)]
         assert isinstance(of, KvLayer)
         return None if of.window is None else self.rings[self.spec.windows.index(of.window)]
 
@@ -86,18 +107,18 @@ class TargetState:
 
     def window(self, layer: int):
         """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
-        return self._states_of(layer).window[self.spec.kind_index[layer]]
+        return self._states_of(layer).window[self._place(layer)]
 
     def delta(self, layer: int):
         """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
-        return self._states_of(layer).delta[self.spec.kind_index[layer]]
+        return self._states_of(layer).delta[self._place(layer)]
 
     def _states_of(self, layer: int) -> LayerStates:
-        return self.recurrent[self.spec.side(layer)]
+        return self.recurrent[self.spec.side(self._number(layer))]
 
     def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
-        of, at = self._states_of(layer), self.spec.kind_index[layer]
+        of, at = self._states_of(layer), self._place(layer)
         whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
         windows, deltas = (
             g.view(t, (size // 4, self.n_states), (len(of.window) * size,), offset=at * size)
@@ -107,11 +128,11 @@ class TargetState:
 
     def land_conv_inputs(self, g: Graph, x, layer: int):
         """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
-        return g.land(x, self._states_of(layer).conv_inputs, self.spec.kind_index[layer])
+        return g.land(x, self._states_of(layer).conv_inputs, self._place(layer))
 
     def factors(self, g: Graph, layer: int, columns: int):
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
-        return g.slice(self._states_of(layer).factors, self.spec.kind_index[layer], columns)
+        return g.slice(self._states_of(layer).factors, self._place(layer), columns)
 
     def reset(self, state_index: int = 0) -> None:
         """Forget the sequence of a state index. K/V rows stay as they are: masks hide them."""
@@ -140,6 +161,7 @@ class TargetState:
             "target K/V": sum(cache.nbytes_on(side) for _, cache in self.caches),
             "recurrent state": sum(of.live.nbytes for of in own),
             "tree": sum(of.tree.nbytes for of in own) + features,
+            "mailbox": self.mailboxes.nbytes_on(side) if self.mailboxes else 0,
         }
 
     def close(self) -> None:
@@ -149,6 +171,8 @@ class TargetState:
         for of in self.recurrent.values():
             of.close()
         self.features.close()
+        if self.mailboxes is not None:
+            self.mailboxes.close()
 
 
 class LayerStates:
@@ -219,6 +243,8 @@ def state_parts(
         live += padded(4 * delta.dim**2 * delta.v_heads * n * n_states, unit)
         parts.append(Part("recurrent state", lambda rows: live, _FEWER if n_states > 1 else ADVICE))
         tree += sum(padded(4 * size * max_width * n, unit) for size in (delta.factors, conv.channels))
+    if spec.n_ranks > 1:
+        parts.append(Part("mailbox", lambda rows: padded(8 * mailbox_words(), unit)))
     return [*parts, Part("tree", lambda rows: tree, "lower the budget (--budget)")]
 
 

@@ -1,4 +1,5 @@
 #include "shims.h"
+#include "ggml-backend-impl.h" /* struct ggml_backend_buffer_type */
 #include "ggml-impl.h" /* struct ggml_cgraph, for its identity */
 
 #include <stdlib.h>
@@ -31,6 +32,12 @@ struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, in
 
 void dflash_graph_part_free(struct ggml_cgraph * part) {
     free(part);
+}
+
+ggml_backend_buffer_type_t dflash_cpu_buffer_type(int i) {
+    static struct ggml_backend_buffer_type types[2];
+    types[i] = *ggml_backend_cpu_buffer_type();
+    return &types[i];
 }
 
 static int g_min_level;

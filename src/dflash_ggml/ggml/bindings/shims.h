@@ -15,6 +15,9 @@ uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph);
 struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, int end);
 void dflash_graph_part_free(struct ggml_cgraph * part);
 
+/* the CPU's memory as a type of its own, i = 0 or 1: graphs' memory of one type is shared by nodes that run one after another. */
+ggml_backend_buffer_type_t dflash_cpu_buffer_type(int i);
+
 /* sends log lines of at least min_level (enum ggml_log_level) to dflash_log_message; INT_MAX silences all. */
 void dflash_log_install(int min_level);
 

@@ -39,3 +39,7 @@ struct ggml_tensor *ggml_flash_attn_ranges(struct ggml_context *ctx, struct ggml
 struct ggml_tensor *ggml_range_mask(struct ggml_context *ctx, struct ggml_tensor *ranges, int64_t n_kv);
 struct ggml_tensor *ggml_forest_mask(struct ggml_context *ctx, struct ggml_tensor *ranges, struct ggml_tensor *rows,
     struct ggml_tensor *parents, struct ggml_tensor *seqs, int64_t n_kv);
+
+// The sum with another graph's tensor, that runs at the same time; mailbox: see the patched ggml.h.
+#define GGML_ALL_REDUCE_HEADER ...
+struct ggml_tensor *ggml_all_reduce(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *mailbox);

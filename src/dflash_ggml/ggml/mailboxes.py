@@ -1,0 +1,39 @@
+"""Mailboxes of ranks: where two devices that compute halves of every layer send each other what they add (`ggml_all_reduce`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .bindings import lib
+from .device import I64, Device, key
+from .store import Store
+
+CELLS = 1 << 20  # values that are sent at once, 8 bytes each: a prompt's batch takes several rounds
+
+
+def mailbox_words() -> int:
+    """Words of 8 bytes of a mailbox: its header, and cells for alternate rounds."""
+    return lib.GGML_ALL_REDUCE_HEADER + 2 * CELLS
+
+
+class Mailboxes:
+    """One on each of two devices, each with the other's address."""
+
+    def __init__(self, ranks: Sequence[Device]) -> None:
+        """Raises DeviceError where there is no room."""
+        self._stores = [Store(device, 1) for device in ranks]
+        self.tensors = [store.tensor(I64, mailbox_words(), name="mailbox") for store in self._stores]
+        for store in self._stores:
+            store.allocate()
+        for device, own, other in zip(ranks, self.tensors, reversed(self.tensors)):
+            device.write(own, np.array([key(other.data)], np.int64))
+
+    def nbytes_on(self, side: Device) -> int:
+        """Bytes on a side."""
+        return sum(store.nbytes for store in self._stores if store.device is side)
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
