@@ -54,10 +54,9 @@ def test_devices(flags: str, expected: tuple[Any, ...]) -> None:
     assert (config.split_mode, config.tensor_split, config.device, config.draft_device) == expected
 
 
-@pytest.mark.parametrize("mode", ["row", "tensor"])
-def test_other_splits_are_by_layers(mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert configured("-sm", mode, "--mode", "plain").split_mode == "layer"
-    assert caplog.messages == [f"-sm {mode}: it is not built, layers are shared out instead (-sm layer)"]
+def test_rows_are_split_by_layers(caplog: pytest.LogCaptureFixture) -> None:
+    assert configured("-sm", "row", "--mode", "plain").split_mode == "layer"
+    assert caplog.messages == ["-sm row: it is not built, layers are shared out instead (-sm layer)"]
 
 
 @pytest.mark.parametrize(
@@ -67,6 +66,7 @@ def test_other_splits_are_by_layers(mode: str, caplog: pytest.LogCaptureFixture)
         ({"split_mode": 0}, ("none", None)),
         ({"tensor_split": [1, 2]}, (None, (1.0, 2.0))),
         ({"split_mode": 2}, ("layer", None)),
+        ({"split_mode": 3}, ("tensor", None)),
     ],
 )
 def test_splits_of_llama(keywords: dict[str, Any], expected: tuple[Any, ...]) -> None:

@@ -265,7 +265,7 @@ def test_devices_that_are_not_there(tmp_path: Path, options: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"split_mode": "row"}, "split_mode: 'row' is none of none, layer"),
+        ({"split_mode": "row"}, "split_mode: 'row' is none of none, layer, tensor"),
         ({"tensor_split": (-1.0,)}, "tensor_split"),
     ],
 )

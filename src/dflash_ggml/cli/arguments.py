@@ -51,8 +51,8 @@ _MODEL = """
 -mg --main-gpu I int 0 | which GPU, or which of --device (default 0)
 -dev --device NAME,... names | devices that may be used, as dflash-doctor names them; several share the layers; none: the CPU
     (default: one GPU, with -sm layer all)
--sm --split-mode MODE split | layer: share the layers out among the devices; none: use one (default: layer where --device names
-    several or -ts is given)
+-sm --split-mode MODE split | layer: share the layers out among the devices; tensor: halve every layer between two; none: use one
+    (default: layer where --device names several or -ts is given)
 -ts --tensor-split N,... parts | in which proportions layers are shared out (default: by what is free)
 --prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the question: LOSSY. The server
     lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)

@@ -10,6 +10,7 @@ from ..decode.sampling import BLOCK
 from ..ggml.device import Device
 from ..ggml.graph import Graph
 from ..models.target import Target
+from ..state.state import TargetState
 
 
 class PassOutputs:
@@ -17,6 +18,7 @@ class PassOutputs:
 
     device: Device
     target: Target
+    state: TargetState
 
     def choices(self, graph: Graph) -> np.ndarray:
         """The target's best token after each column of a pass, int32."""
@@ -29,9 +31,14 @@ class PassOutputs:
         return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
 
     def is_nan(self, graph: Graph, column: int = 0) -> bool:
-        """Whether a column's logits are NaN: one number among what they are made from makes all of them so."""
+        """Whether a column's logits are NaN: one number among what they are made from makes all of them so.
+
+        Raises DeviceError where they are because one of two devices did not answer the other."""
         offset = 4 * self.target.n_vocab * column
-        return bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
+        is_nan = bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
+        if is_nan and self.state.mailboxes is not None:
+            self.state.mailboxes.check()
+        return is_nan
 
     def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
         """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""

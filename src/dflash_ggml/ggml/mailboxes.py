@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import DeviceError
 from .bindings import lib
 from .device import I64, Device, key
 from .store import Store
@@ -27,8 +28,18 @@ class Mailboxes:
         self.tensors = [store.tensor(I64, mailbox_words(), name="mailbox") for store in self._stores]
         for store in self._stores:
             store.allocate()
-        for device, own, other in zip(ranks, self.tensors, reversed(self.tensors)):
+        self._each = list(zip(ranks, self.tensors))
+        for (device, own), (_, other) in zip(self._each, reversed(self._each)):
             device.write(own, np.array([key(other.data)], np.int64))
+
+    def check(self) -> None:
+        """Raises DeviceError once a device has waited for the other in vain; results are NaN from then on."""
+        for (device, own), other in zip(self._each, reversed(self._each)):
+            if device.read_bytes(own, np.empty(8, np.uint8), 8).any():
+                raise DeviceError(
+                    f"{device.label}: {other[0].label} did not answer within 10 seconds; load the model again, or with whole layers "
+                    "(-sm layer)"
+                )
 
     def nbytes_on(self, side: Device) -> int:
         """Bytes on a side."""

@@ -134,9 +134,9 @@ class LlamaOptions:
         defaults = {f.name: f.default for f in fields(self)}
         ignored = [name for name in _NO_MEANING.split() if getattr(self, name) != defaults[name]]
         notes = [f"these options have no meaning in dflash-ggml: {', '.join(ignored)}"] if ignored else []
-        if self.split_mode not in (0, 1):
+        if self.split_mode not in (0, 1, 3):
             notes.append(
-                f"split_mode={self.split_mode}: only 0 (one GPU) and 1 (by layers) are built, it is as 1"
+                f"split_mode={self.split_mode}: only 0 (one GPU), 1 (by layers) and 3 (halves) are built, it is as 1"
             )
         if _IQ4_NL in (self.type_k, self.type_v):
             types = f"type_k={self.type_k}, type_v={self.type_v}"
@@ -160,7 +160,8 @@ class LlamaOptions:
     def _split(self) -> SplitMode | None:
         """llama-cpp-python's default, by layers, is taken at its word only where devices or proportions are named: what one GPU
         has room for is no faster on several."""
-        return "none" if self.split_mode == 0 else None if self.split_mode == 1 else "layer"
+        modes: dict[int, SplitMode | None] = {0: "none", 1: None, 3: "tensor"}
+        return modes.get(self.split_mode, "layer")
 
     @property
     def _batch(self) -> int:

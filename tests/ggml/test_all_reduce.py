@@ -1,0 +1,87 @@
+"""Sums over two graphs that run at the same time, each on a device of its own: two CPU backends, in two threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml import mailboxes
+from dflash_ggml.ggml.device import F32, Device
+from dflash_ggml.ggml.graph import Graph
+from dflash_ggml.ggml.mailboxes import Mailboxes
+from dflash_ggml.ggml.store import Workspace
+
+
+@pytest.fixture(params=[(1, 1), (2, 1), (2, 2)], ids=str)
+def ranks(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """The first of two devices, with so many threads each."""
+    first, second = (Device.cpu(n) for n in request.param)
+    first.rank_with(first.join(second))
+    yield first
+    first.close()
+
+
+def sums(g: Graph, boxes: Mailboxes, shapes: list[tuple[int, ...]], times: int) -> None:
+    """For each rank sums of inputs of these shapes, added up so often that the mailbox's halves come round."""
+    for rank, box in enumerate(boxes.tensors):
+        for i, ne in enumerate(shapes):
+            y = g.input(f"{rank}.{i}", F32, *ne)
+            for _ in range(times):
+                y = g.all_reduce(g.scale(y, 0.75), box)
+            g.output(y, f"sum {rank}.{i}")
+
+
+@pytest.mark.parametrize("cells", [20, 100, 4096])
+def test_both_have_the_bits_of_one_sum(ranks: Device, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes below, at and above what is sent at once, in any order: what is sent for a round never meets what is left of another."""
+    monkeypatch.setattr(mailboxes, "CELLS", cells)
+    shapes, times = [(1,), (100, 1), (7, 3), (33, 5, 2), (1,), (100, 9)], 3
+    boxes, workspace, g = Mailboxes(ranks.sides), Workspace(ranks), Graph(ranks)
+    assert all(boxes.nbytes_on(side) >= 16 * cells for side in ranks.sides)
+    sums(g, boxes, shapes, times)
+    g.place(workspace)
+    rng = np.random.default_rng(cells)
+    for _ in range(3):
+        for i in g.inputs.values():
+            i.array[...] = rng.normal(size=i.array.shape).astype(np.float32)
+        g.run()
+        for i, ne in enumerate(shapes):
+            a, b = (g.inputs[f"{rank}.{i}"].array for rank in (0, 1))
+            for _ in range(times):
+                a = b = np.float32(0.75) * a + np.float32(0.75) * b
+            for rank in (0, 1):
+                found = ranks.read(g.outputs[f"sum {rank}.{i}"])
+                np.testing.assert_array_equal(found, a.ravel(), err_msg=f"rank {rank}, {ne}")
+    g.close()
+    workspace.close()
+    boxes.close()
+
+
+def test_who_waited_in_vain_says_so(ranks: Device) -> None:
+    """A word of the mailbox tells it, after which nobody is waited for: results are NaN."""
+    boxes, workspace, g = Mailboxes(ranks.sides), Workspace(ranks), Graph(ranks)
+    sums(g, boxes, [(5,)], 2)
+    g.place(workspace)
+    g.run()
+    boxes.check()
+    ranks.write(boxes.tensors[1], np.ones(1, np.int64), 8)
+    g.run()
+    assert np.isnan(ranks.read(g.outputs["sum 1.0"])).all()
+    with pytest.raises(DeviceError, match="CPU#1: CPU did not answer within 10 seconds"):
+        boxes.check()
+    g.close()
+    workspace.close()
+    boxes.close()
+
+
+def test_other_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Device.cpu(1), Device.cpu(1)
+    first.join(second)
+    monkeypatch.setattr(Device, "is_gpu", True)
+    with pytest.raises(DeviceError, match=r"CPU and CPU#1: .*CUDA devices only.*-sm layer"):
+        first.rank_with(second)
+    monkeypatch.undo()
+    first.close()
