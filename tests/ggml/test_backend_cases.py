@@ -493,6 +493,17 @@ def run_top_k(rng: Generator, n: int, n_rows: int, k: int, ties: bool, bad: bool
     assert_close(found[:, 1], log_probs)
 
 
+def run_all_reduce(rng: Generator, n: int, n_rows: int, cells: int, repeats: int) -> None:
+    """A mailbox without another is its own: each time the sum of a value with itself."""
+    a = uniform(rng, n_rows, n)
+    with OpGraph(threads=2) as g:
+        mailbox, out = g.tensor(np.zeros(lib.GGML_ALL_REDUCE_HEADER + 2 * cells, np.int64)), g.tensor(a)
+        for _ in range(repeats):
+            out = lib.ggml_all_reduce(g.ctx, out, mailbox)
+        found = g.run(out)[0]
+    np.testing.assert_array_equal(found.reshape(a.shape), a * np.float32(2**repeats))
+
+
 def ranges_of(rng: Generator, n: int, kv: int, kind: str) -> Array:
     """First and end of what each column sees, int32 [2, n]: as the tool's own, the random ones others."""
     end = np.maximum(kv - n + np.arange(n) + 1 - kv // 8, 0)
@@ -577,6 +588,7 @@ RUNNERS: dict[str, Callable[..., None]] = {
     "test_gated_delta_net_chunked_in_place": run_net_chunked_in_place,
     "test_delta_net_input": run_net_input,
     "test_top_k_log_probs": run_top_k,
+    "test_all_reduce": run_all_reduce,
 }
 
 

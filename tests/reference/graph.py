@@ -6,7 +6,11 @@ import numpy as np
 
 from dflash_ggml.ggml.bindings import ffi, lib
 
-_TYPES = {np.dtype(np.float32): lib.GGML_TYPE_F32, np.dtype(np.int32): lib.GGML_TYPE_I32}
+_TYPES = {
+    np.dtype(np.float32): lib.GGML_TYPE_F32,
+    np.dtype(np.int32): lib.GGML_TYPE_I32,
+    np.dtype(np.int64): lib.GGML_TYPE_I64,
+}
 _DTYPES = {type_: dtype for dtype, type_ in _TYPES.items()}
 
 
@@ -45,7 +49,7 @@ class OpGraph:
         lib.ggml_free(self.ctx)
 
     def tensor(self, array: np.ndarray):
-        """A tensor that holds `array` (float32 or int32) when the graph runs."""
+        """A tensor that holds `array` (float32, int32 or int64) when the graph runs."""
         array = np.ascontiguousarray(array)
         t = lib.ggml_new_tensor(
             self.ctx, _TYPES[array.dtype], array.ndim, ffi.new("int64_t[]", array.shape[::-1])
