@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from dflash_ggml.bench.facts import header
 from dflash_ggml.cli.arguments import memory_size
-from dflash_ggml.config import CacheType
+from dflash_ggml.config import CacheType, SplitMode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -38,14 +38,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory_options(parser: argparse.ArgumentParser) -> None:
-    """Options for what may be taken of the GPU, and what the host keeps instead."""
+    """Options for what may be taken of the GPU, what the host keeps instead, and several devices."""
     parser.add_argument("--gpu-memory", type=memory_size, metavar="SIZE")
     parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, metavar="N")
+    parser.add_argument("-dev", "--device", type=lambda names: tuple(names.split(",")), metavar="NAME,...")
+    parser.add_argument("-sm", "--split-mode", choices=get_args(SplitMode))
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     """What they say, as fields of EngineConfig."""
-    return {"gpu_memory": args.gpu_memory, "n_cpu_moe": args.n_cpu_moe}
+    return {name: getattr(args, name) for name in ("gpu_memory", "n_cpu_moe", "device", "split_mode")}
 
 
 def add_cache_types(parser: argparse.ArgumentParser) -> None:

@@ -56,8 +56,8 @@ def engines(
 
 
 def close(a: np.ndarray, b: np.ndarray, engine: Solo) -> None:
-    """Two sums a layer are divided, each of at most WIDEST products, whose order moves a sum by at most as many roundings. What is
-    rounded to 8 or 4 bits afterwards may go to the next number: one step of a block then."""
+    """Two sums a layer are divided, each of at most WIDEST products, whose order moves a sum by at most as many roundings. What
+    is rounded to 8 or 4 bits afterwards may go to the next number: one step of a block then."""
     coarse = engine.config.type_k != "f32"
     step = 1 / 15 if coarse else 2.0**-24 * WIDEST
     np.testing.assert_allclose(a, b, rtol=0, atol=2 * engine.params.n_layers * step * float(np.abs(a).max()))
@@ -70,7 +70,8 @@ def test_logits_and_texts_are_those_of_one_device(engines: tuple[Solo, Solo]) ->
         a, b = (text(fresh(engine, LONG), max_tokens=30, mode=mode) for engine in engines)
         assert a == b
     sampled = [
-        text(fresh(e, LONG), max_tokens=20, mode="tree", sampling={"temperature": 1.0, "seed": 5}) for e in engines
+        text(fresh(e, LONG), max_tokens=20, mode="tree", sampling={"temperature": 1.0, "seed": 5})
+        for e in engines
     ]
     assert sampled[0] == sampled[1]
 
@@ -174,7 +175,9 @@ def test_both_end_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         Qwen35,
         "_trunk",
-        lambda self, g, batch, *args, whole=Qwen35._trunk: g.output(whole(self, g, batch, *args), f"x{batch.rank}"),
+        lambda self, g, batch, *args, whole=Qwen35._trunk: g.output(
+            whole(self, g, batch, *args), f"x{batch.rank}"
+        ),
     )
     with Solo.load(replace(config_of(tmp_path), **HALVES)) as two:
         text(fresh(two, LONG), max_tokens=20, mode="tree")
@@ -195,14 +198,20 @@ def test_a_device_that_does_not_answer_is_named(tmp_path: Path) -> None:
         fresh(two, LONG)
         for box in two.passes.state.mailboxes.tensors:
             two.device.write(box, np.ones(1, np.int64), 8)
-        with pytest.raises(DeviceError, match="CPU: CPU#1 did not answer within 10 seconds; load the model again"):
+        with pytest.raises(
+            DeviceError, match="CPU: CPU#1 did not answer within 10 seconds; load the model again"
+        ):
             fresh(two, LONG)
 
 
 @pytest.mark.parametrize(
     ("sizes", "options", "words"),
     [
-        ({"n_kv_heads": 1}, {}, r"4 and 1 heads, 6 and 2 of delta nets, n_ff 128\) cannot be shared by 2 devices"),
+        (
+            {"n_kv_heads": 1},
+            {},
+            r"4 and 1 heads, 6 and 2 of delta nets, n_ff 128\) cannot be shared by 2 devices",
+        ),
         ({"ssm_k_heads": 3}, {}, "6 and 3 of delta nets"),
         ({"arch": "qwen35moe", "n_experts": 6, "n_used": 2, "n_ff": 32}, {}, r"\(experts\) cannot be shared"),
         ({}, {"device": ("CPU",)}, "wants two devices, not CPU; name them"),
@@ -219,7 +228,9 @@ def test_what_cannot_be_halved(tmp_path: Path, sizes: Any, options: Any, words: 
 
 def test_no_block_of_weights_is_divided(tmp_path: Path) -> None:
     pair = toys.write_pair(tmp_path, 60, Type.Q8_0, **SIZES)
-    with pytest.raises(ConfigError, match=r"blk.0.ssm_out.weight, 96 wide, cannot be halved between blocks of q8_0"):
+    with pytest.raises(
+        ConfigError, match=r"blk.0.ssm_out.weight, 96 wide, cannot be halved between blocks of q8_0"
+    ):
         Solo.load(EngineConfig(*pair, n_ctx=700, **HALVES, **EXACT))
 
 

@@ -57,9 +57,13 @@ def _check_ranks(config: EngineConfig, infos: Sequence[DeviceInfo]) -> None:
     """Raises ConfigError for what halves of layers do not go with."""
     names = ", ".join(info.name for info in infos)
     if len(infos) != 2:
-        raise ConfigError(f"split_mode tensor: wants two devices, not {names}; name them (--device), or share whole layers (-sm layer)")
+        raise ConfigError(
+            f"split_mode tensor: wants two devices, not {names}; name them (--device), or share whole layers (-sm layer)"
+        )
     if len(set(config.tensor_split or ())) > 1:
-        raise ConfigError("split_mode tensor: both devices take a half; tensor_split is for whole layers (-sm layer)")
+        raise ConfigError(
+            "split_mode tensor: both devices take a half; tensor_split is for whole layers (-sm layer)"
+        )
     if config.draft_device is not None or config.n_cpu_moe:
         raise ConfigError("split_mode tensor: the draft lies on the first device, and nothing with the host")
 

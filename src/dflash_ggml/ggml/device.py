@@ -222,7 +222,9 @@ class Device:
         self.index, self.main = 0, self
         self.host: Device | None = None  # the side that is a CPU with weights of its own
         self.has_layers = True
-        self.n_ranks = 1  # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
+        self.n_ranks = (
+            1  # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
+        )
         self._thread: ThreadPoolExecutor | None = None
         self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
         self.locked: list[
@@ -303,7 +305,9 @@ class Device:
         names = f"{self.label} and {other.label}"
         if self.is_gpu:
             if self._kind != "CUDA":
-                raise DeviceError(f"{names}: halves of a layer are computed by CUDA devices only; share whole layers (-sm layer)")
+                raise DeviceError(
+                    f"{names}: halves of a layer are computed by CUDA devices only; share whole layers (-sm layer)"
+                )
             if not lib.ggml_backend_cuda_connect_peers(self.backend, other.backend):
                 raise DeviceError(f"{names} cannot reach each other's memory; share whole layers (-sm layer)")
         self.n_ranks = 2

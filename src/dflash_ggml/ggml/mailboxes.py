@@ -37,8 +37,8 @@ class Mailboxes:
         for (device, own), other in zip(self._each, reversed(self._each)):
             if device.read_bytes(own, np.empty(8, np.uint8), 8).any():
                 raise DeviceError(
-                    f"{device.label}: {other[0].label} did not answer within 10 seconds; load the model again, or with whole layers "
-                    "(-sm layer)"
+                    f"{device.label}: {other[0].label} did not answer within 10 seconds; load the model again, or with "
+                    "whole layers (-sm layer)"
                 )
 
     def nbytes_on(self, side: Device) -> int:

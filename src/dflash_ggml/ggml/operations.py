@@ -312,7 +312,7 @@ class Operations:
         return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
     def all_reduce(self, a, mailbox):
-        """a plus what the graph of the other rank gives at the same place, with the same bits there; mailbox: see ggml/ranks.py."""
+        """a plus what the graph of the other rank has there, with the same bits in both; mailbox: see Mailboxes."""
         return lib.ggml_all_reduce(self.ctx, a, mailbox)
 
     def argmax(self, a):

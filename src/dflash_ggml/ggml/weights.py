@@ -61,7 +61,11 @@ class Weights(Mapping):
         self,
         device: Device,
         sources: Mapping[str, Source],
-        gathered: Iterable[str] = ("token_embd.weight", "per_layer_token_embd.weight", "rank1.token_embd.weight"),
+        gathered: Iterable[str] = (
+            "token_embd.weight",
+            "per_layer_token_embd.weight",
+            "rank1.token_embd.weight",
+        ),
         kept: Iterable[str] = (),
         sides: Mapping[str, int] | None = None,
     ) -> None:

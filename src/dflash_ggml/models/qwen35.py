@@ -160,7 +160,10 @@ class Qwen35(Target):
             return super(Qwen35, self).sources(file)
         wanted, cuts, found = self.tensors(), self._cuts, dict[str, Source]()
         for name, info in file.tensors.items():
-            whole, cut = Source(info.type, info.shape, file.data(name)), cuts.get(re.sub(r"^blk\.\d+\.", "", name))
+            whole, cut = (
+                Source(info.type, info.shape, file.data(name)),
+                cuts.get(re.sub(r"^blk\.\d+\.", "", name)),
+            )
             for rank in range(self.n_ranks):
                 if (own := name_of(name, rank)) in wanted:
                     found[own] = part_of(name, whole, cut, rank, self.n_ranks) if cut else whole

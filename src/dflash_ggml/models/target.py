@@ -132,7 +132,9 @@ class Target(ABC):
         """The same with the sizes of one of n ranks, devices that compute a part of every layer each. `tensors` and `sources` are
         then those of all ranks, the state's layers those of one rank after the other. Raises ConfigError where heads or widths
         cannot be shared out."""
-        raise ConfigError("split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)")
+        raise ConfigError(
+            "split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)"
+        )
 
     @property
     def embedding_name(self) -> str:
