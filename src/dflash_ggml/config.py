@@ -52,7 +52,8 @@ class EngineConfig:
     device: names of the devices that may be used, as ggml calls them (None: all GPUs; ("none",): the CPU). main_gpu counts
         among them.
     split_mode: layer shares the target's layers out among these devices, tensor halves every layer between two, none takes
-        one (None: layer where `device` names several or tensor_split is given). tensor_split: in which proportions (None: by what is free).
+        one (None: layer where `device` names several or tensor_split is given). tensor_split: in which proportions (None: by what
+        is free).
     draft_device: the device of the draft (None: that of the target's last layers).
     n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
         than there are: all (None: none, or where a model does not fit the GPU as few as it takes).

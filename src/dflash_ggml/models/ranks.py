@@ -1,7 +1,8 @@
 """Halves of every layer on two devices: which part of a tensor of the file each rank has.
 
 A matrix in front of the heads, or of a feed-forward layer's width, gives its rows; one behind them its columns, so that the
-product of a rank is one part of a sum (`TargetState.summed`). What is small, and the embedding, both have; the output matrix is the first's.
+product of a rank is one part of a sum (`TargetState.summed`). What is small, and the embedding, both have; the output matrix is
+the first's.
 """
 
 from __future__ import annotations
