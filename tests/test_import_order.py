@@ -18,7 +18,7 @@ SHARED_MODELS = {
     f"models.{name}"
     for name in (
         *("attention", "checks", "experts", "feed_forward", "layers"),
-        *("prediction", "reading", "recurrence", "registry", "rope", "scorer", "target", "tensors"),
+        *("prediction", "ranks", "reading", "recurrence", "registry", "rope", "scorer", "target", "tensors"),
     )
 }
 

@@ -157,11 +157,12 @@ class TargetState:
         """Bytes by part on a side."""
         own = [of for of in self.recurrent.values() if of.device is side]
         features = self.features.nbytes if self.features.device is side else 0
+        mailbox = {"mailbox": self.mailboxes.nbytes_on(side)} if self.mailboxes else {}
         return {
             "target K/V": sum(cache.nbytes_on(side) for _, cache in self.caches),
             "recurrent state": sum(of.live.nbytes for of in own),
             "tree": sum(of.tree.nbytes for of in own) + features,
-            "mailbox": self.mailboxes.nbytes_on(side) if self.mailboxes else 0,
+            **mailbox,
         }
 
     def close(self) -> None:
