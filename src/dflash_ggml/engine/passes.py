@@ -100,7 +100,9 @@ class TargetPasses(PassOutputs):
         self.placement = placement
         # a path of prompt lookup may be as long as the tree is wide
         ranks = device.sides[: device.n_ranks]
-        self.tree_mask = ResidentMask(device, max_width, max_width, n_rows, ranks=ranks) if max_width else None
+        self.tree_mask = (
+            ResidentMask(device, max_width, max_width, n_rows, ranks=ranks) if max_width else None
+        )
         self.window = window
         self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
         self._spare = np.arange(n_rows, n_rows + SPARE)

@@ -32,6 +32,7 @@ class ResidentMask:
         window: a column at position p sees rows above p - window only (None: all).
         ring: rows are counted without wrapping; row r lies at r % n_rows of the caches. The rows that a pass sees and those
             that it and the pass before rewrite must not overlap.
+        ranks: devices that have one each (none named: `device`).
 
     Raises:
         ValueError: ring, and n_rows < window - 1 + max_advance + width.
