@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import F32, list_devices
 from dflash_ggml.models.qwen35 import Qwen35
-from reference.engine_kit import Solo, fresh, logits_batched, text
+from reference.engine_kit import Solo, fresh, text
 from reference.toys import write_pair
 
 GPUS = [d.name for d in list_devices() if d.name.startswith("CUDA")]
@@ -36,7 +36,7 @@ MODES = ("plain", "chain", "tree")
 @pytest.fixture(scope="module", params=[Type.F32, Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[Solo, Solo]]:
     pair = write_pair(tmp_path_factory.mktemp("gpus"), 7, request.param, **SIZES, **HEADS)
-    config = EngineConfig(*pair, n_ctx=2048, parallel=3, calibrate="never")
+    config = EngineConfig(*pair, n_ctx=2048, calibrate="never")
     halves = replace(config, device=tuple(GPUS[:2]), split_mode="tensor")
     with Solo.load(replace(config, device=(GPUS[0],))) as one, Solo.load(halves) as two:
         yield one, two
@@ -67,18 +67,6 @@ def test_the_same_text_again(engines: tuple[Solo, Solo]) -> None:
     two.reset()
     two.restore(snapshot)
     assert text(two, max_tokens=60, mode="plain") == said[0]
-
-
-def test_several_sequences(engines: tuple[Solo, Solo]) -> None:
-    for engine in engines:
-        engine.slot.close()
-    prompts = [PROMPT[:9], PROMPT[:50], PROMPT[5:25]]
-    a, b = (logits_batched(engine, prompts, ("tree", "plain", "tree"), 20) for engine in engines)
-    for (tokens, _), (others, _) in zip(a, b, strict=True):
-        assert tokens[:8] == others[:8] or rounds(engines)
-    for engine in engines:
-        for slot in list(engine.slots):
-            slot.close()
 
 
 def test_the_plan_is_exact(engines: tuple[Solo, Solo]) -> None:
