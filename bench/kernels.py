@@ -1,16 +1,20 @@
 """Kernels of a step on a GPU, counted and timed through PyTorch's profiler (which sees every kernel of the process).
 
-    python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25]
+    python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25] [--timeline]
 
 Times are the profiler's own: gaps between kernels are not in them, and a kernel that starts while the one before it still runs
 has its waiting in them. `wall` is the same call without a profiler, its host work included. With --users also passes over so many
-texts of that context: plain, drafts and trees of 64 columns in all, and their commit.
+texts of that context: plain, drafts and trees of 64 columns in all, and their commit. --timeline adds each pass in the order of
+its kernels, cut at those that norm a product's input: `added` is from the end of all kernels before to the end of this one, `gap`
+how long nothing ran before it, negative where it started early.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -29,8 +33,9 @@ JOINT = 64  # columns of all texts together
 
 
 def short(name: str) -> str:
-    """A kernel's name without its parameter list."""
-    name = re.sub(r"\(.*", "", name.replace("(anonymous namespace)::", ""))
+    """A kernel's name without its parameter list and the types of its template arguments."""
+    name = re.sub(r"\(\w+\)(?=-?\d)", "", name.replace("(anonymous namespace)::", ""))
+    name = re.sub(r"\(.*", "", name)
     return re.sub(r"^void ", "", name)[:90]
 
 
@@ -126,6 +131,46 @@ def profile(engine: Solo, call: Callable, repeat: int) -> dict[str, list[float]]
     return {k: v for k, v in found.items() if not k.startswith(("Memcpy", "Memset", "cuda", "Activity"))}
 
 
+def timeline(engine: Solo, call: Callable, repeat: int) -> None:
+    """Print the kernels of a call in their order, those of layers of one kind in one line each: means in microseconds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeat):
+            call()
+        engine.device.synchronize()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiled.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    for names, runs in sections(events):
+        total = sum(added for run in runs for _, added, _ in run) / len(runs)
+        print(f"  {len(runs) / repeat:.1f} a call, {total:.2f} us each: run, added, gap")
+        for name, times in zip(names, zip(*runs, strict=True), strict=True):
+            run, added, gap = np.mean(times, axis=0)
+            print(f"    {run:8.2f} {added:8.2f} {gap:8.2f}  {name}")
+
+
+Times = tuple[float, float, float]  # a kernel's run, what it adds to the pass, the gap before it
+
+
+def sections(events: list[dict]) -> list[tuple[tuple[str, ...], list[list[Times]]]]:
+    """Kernels of a trace, cut before each conversion with a norm; those of the same kernels and grids together, longest first."""
+    found: dict[tuple[str, ...], list[list[Times]]] = defaultdict(list)
+    names: list[str] = []
+    times: list[Times] = []
+    end: float | None = None
+    for event in sorted((e for e in events if e.get("cat") == "kernel"), key=lambda e: e["ts"]):
+        if "convert_norm" in event["name"] and names:
+            found[tuple(names)].append(times)
+            names, times = [], []
+        start, run = float(event["ts"]), float(event["dur"])
+        end = start if end is None else end
+        names.append(f"{short(event['name'])} {event['args']['grid']}")
+        times.append((run, max(0.0, start + run - end), start - end))
+        end = max(end, start + run)
+    if names:
+        found[tuple(names)].append(times)
+    return sorted(found.items(), key=lambda item: -sum(added for run in item[1] for _, added, _ in run))
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("-m", "--model", required=True)
@@ -135,6 +180,7 @@ def main() -> None:
     p.add_argument("--context", type=int, default=2048, help="tokens of each text")
     p.add_argument("--top", type=int, default=25)
     p.add_argument("--repeat", type=int, default=5)
+    p.add_argument("--timeline", action="store_true", help="also each pass in the order of its kernels")
     add_cache_types(p)
     a = p.parse_args()
     most = max(a.users, default=1)
@@ -167,6 +213,8 @@ def main() -> None:
                     f"  {sum(times) / a.repeat / 1e3:8.3f} ms {len(times) / a.repeat:7.1f} x {np.median(times):8.2f} us  "
                     f"{kernel}"
                 )
+            if a.timeline:
+                timeline(engine, call, a.repeat)
 
 
 if __name__ == "__main__":
