@@ -11,7 +11,7 @@ from dflash_ggml.decode.tree import Tree
 N_DEPTHS = 8  # depths told apart; deeper ones count as the last
 N_BUCKETS = 8  # of the draft's probability
 PRIOR = 8.0  # samples that other texts are worth for a new one
-OWN_WORD = 2.0  # samples that the draft's own word is worth where there are no other texts
+OWN_WORD = 16.0  # samples that the draft's own word is worth where there are no other texts
 KEPT = 400.0  # samples of a cell after which old ones fade
 TREND_RATE = 0.05  # logits per unit of surprise
 TREND_MOST = 5.0

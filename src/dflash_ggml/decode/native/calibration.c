@@ -5,7 +5,7 @@
 #include "calibration.h"
 
 #define PRIOR 8.0      // samples that other texts are worth for a new one
-#define OWN_WORD 2.0   // samples that the draft's own word is worth where there are no other texts
+#define OWN_WORD 16.0  // samples that the draft's own word is worth where there are no other texts
 #define KEPT 400.0     // samples of a cell after which old ones fade
 #define TREND_RATE 0.05 // logits per unit of surprise
 #define TREND_MOST 5.0
