@@ -34,7 +34,7 @@ def test_a_prompt_is_cut_into_full_batches_and_few_other_widths(most: int) -> No
         assert [batches.next(size) for size in found] == found, "a piece is cut no further"
         assert len(found) - n // most <= 4
         widths.update(found)
-    assert len(widths) <= 1 + most // 256 + 3 + 7 + 7
+    assert len(widths) <= 1 + most // 256 + 15 + 7 + 7
 
 
 def test_only_the_clock_of_a_paced_prompt_changes_its_batches() -> None:

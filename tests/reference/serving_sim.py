@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-GRAINS = (256, 64, 8)  # engine/batches.py: a prompt's last tokens are prefilled in passes of few sizes
+# engine/batches.py: a prompt's last tokens are prefilled in passes of few sizes
+GRAINS = ((1024, 256), (64, 64), (8, 8))
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Machine:
         """Seconds of a chunk, in as many passes as the engine takes for it."""
         seconds = 0.0
         while tokens:
-            n = next((tokens - tokens % grain for grain in GRAINS if tokens >= grain), tokens)
+            n = next((tokens - tokens % grain for least, grain in GRAINS if tokens >= least), tokens)
             seconds, tokens = seconds + self.fixed + n * self.per_token, tokens - n
         return seconds
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 CHOICES = (4096, 2048, 1024, 512)  # tokens of a full batch on a GPU, as memory allows
 CPU_BATCH = 256  # bench/notes-prefill.md
 SLOWEST, QUICK = 0.5, 0.24  # seconds: longer batches are made smaller, and while they are shorter larger
-_GRAINS = (256, 64, 8)  # pieces of what is left are multiples of these
+FINEST = 8
+# (at least, multiple): what is left goes in pieces of few widths; finer ones save a pass a prompt (bench/notes-serving.md)
+_GRAINS = ((1024, 256), (64, 64), (FINEST, FINEST))
 _FIRST = {True: 1024, False: 128}  # tokens to begin with where the clock decides, on a GPU and on the CPU
 _LEAST = 32  # what no clock goes below: weights would be read for too few tokens
 
@@ -28,8 +30,8 @@ class BatchSizes:
         if left >= self.limit:
             return self.limit
         if self.flat is not None and left >= self.flat:
-            return left - left % _GRAINS[-1]
-        return next((left - left % grain for grain in _GRAINS if left >= grain), left)
+            return left - left % FINEST
+        return next((left - left % grain for least, grain in _GRAINS if left >= least), left)
 
     def took(self, n: int, seconds: float) -> None:
         """A pass of `n` tokens took so long."""

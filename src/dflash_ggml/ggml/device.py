@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,9 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
-_PINNED = 1 << 20  # bytes that one read brings to pinned memory: a row of logits, ids, choices
+_PINNED = (
+    1 << 24
+)  # bytes that one read brings to pinned memory: a row of logits, ids, choices, a block of K/V rows
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
     F16: np.dtype(np.float16),
@@ -403,6 +405,28 @@ class Device:
                 if landing is not out:
                     out[:] = landing
         return out
+
+    def read_pieces(self, pieces: Sequence[tuple[Any, int, int]], out: np.ndarray) -> None:
+        """Fill `out`, uint8, with pieces of tensors one behind the other, once all graphs before have run; waits once for all.
+
+        Args:
+            pieces: Tensor, first byte and bytes of each.
+        """
+        self.main._waits()
+        if not out.nbytes:
+            return
+        with self.lock:
+            owners = [self if len(self.sides) == 1 else self.owner(t) for t, _, _ in pieces]
+            pinned, at = owners[0]._pinned.array[: out.nbytes], 0
+            landing = pinned if len(pinned) == out.nbytes else out
+            for owner, (t, offset, size) in zip(owners, pieces):
+                target = ffi.from_buffer(landing[at : at + size], require_writable=True)
+                lib.ggml_backend_tensor_get_async(owner.backend, t, target, offset, size)
+                at += size
+            for owner in dict.fromkeys(owners):
+                lib.ggml_backend_synchronize(owner.backend)
+            if landing is not out:
+                out[:] = landing
 
     def write(self, t, array: np.ndarray, offset: int = 0) -> None:
         """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""

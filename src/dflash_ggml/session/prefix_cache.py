@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine.batches import FINEST
+
 if TYPE_CHECKING:
     from ..state.snapshot import RowBlock, Snapshot
 
@@ -200,11 +202,11 @@ class PrefixCache:
             points.add(min(near, key=lambda b: abs(b - at), default=at))
         prompt = np.asarray(ids, np.int32)
         points.update(common_prefix(prompt, other) for other in self._recent)
-        if not inner:
-            points.add(len(ids) - 1)  # a bare prompt: the same one again, with another seed
+        # a bare prompt: the same one again, with another seed; the rest is one small pass
+        last_boundary = inner[-1] if inner else len(ids) - 1 - (len(ids) - 1 - start) % FINEST
+        points.add(last_boundary)
         self._recent.append(prompt)
         kept: list[int] = []
-        last_boundary = inner[-1] if inner else len(ids) - 1
         for point in sorted(points):
             far = point - max(start, kept[-1] if kept else 0) >= MIN_GAP
             if start < point < len(ids) and (far or (point == last_boundary and point >= MIN_GAP)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -98,13 +99,14 @@ class Tensors:
         )
 
     def _read_block(self, first: int, end: int) -> RowBlock:
-        return RowBlock(
-            end - first,
-            tuple(
-                self._read(t, (self.first_row + first) * t.nb[1], (end - first) * t.nb[1])
-                for t in self.caches
-            ),
-        )
+        n = end - first
+        sizes = [n * t.nb[1] for t in self.caches]
+        ends = list(accumulate(sizes))
+        # only whole blocks are of a size that comes again
+        whole = self.device.buffers.take(ends[-1]) if n == BLOCK else np.empty(ends[-1], np.uint8)
+        pieces = [(t, (self.first_row + first) * t.nb[1], size) for t, size in zip(self.caches, sizes)]
+        self.device.read_pieces(pieces, whole)
+        return RowBlock(n, tuple(whole[end - size : end] for end, size in zip(ends, sizes)))
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
         """The bytes of the rows that rings keep of n tokens, in sequence order, an array per tensor."""
