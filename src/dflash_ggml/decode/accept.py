@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .tree import Tree
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Accepted:
     """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in order.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +25,17 @@ class Forest:
 
     def __init__(self, sequences: Items[Sequence], trees: Items[Tree]) -> None:
         self.sequences, self.trees = tuple(sequences), tuple(trees)
-        self.widths = [tree.width for tree in trees]
-        *self.firsts, self.used = accumulate(self.widths, initial=0)
+        self.used = 0
+        self.widths: list[int] = []  # list[int]() would take longer than all of this with one tree
+        self.firsts: list[int] = []
+        self.blocks: list[tuple[Sequence, Tree, slice]] = []
+        for sequence, tree in zip(self.sequences, self.trees):
+            first, width = self.used, tree.width
+            self.used += width
+            self.widths.append(width)
+            self.firsts.append(first)
+            self.blocks.append((sequence, tree, slice(first, self.used)))
         self.width = verify_width(self.used - 1)
-        ends = [first + width for first, width in zip(self.firsts, self.widths)]
-        self.blocks = list(zip(self.sequences, self.trees, map(slice, self.firsts, ends)))
-
         self._arrays: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     @property

@@ -25,7 +25,7 @@ _FLOATS = ffi.typeof("float *")
 _ROOM = 4096  # nodes that there are arrays for at first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes some
 class Tree:
     """A draft tree; index 0 is the root (the pending token), and every parent precedes its children.
 
@@ -78,7 +78,7 @@ class Tree:
 
 
 def _with_native(tree: Tree, native: tuple[Any, Any, Any] | None) -> Tree:
-    object.__setattr__(tree, "native", native)
+    tree.native = native
     return tree
 
 

@@ -138,7 +138,8 @@ class Engine:
         """
         with self.held():
             came: dict[int, Step | Exception] = {}
-            batch, alone = list[Sequence](), list[Sequence]()
+            batch: list[Sequence] = []
+            alone: list[Sequence] = []
             for sequence in sequences:
                 if error := self._unready(sequence):
                     came[id(sequence)] = error

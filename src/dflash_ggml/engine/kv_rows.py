@@ -177,7 +177,10 @@ class KvRows:
         contaminate later ones. A GPU clears all at once (10 us a layer); a CPU as the sequence comes near them (0.3 s for 8K
         tokens of an 8B model).
         """
-        self.kept, n, stale = (), self.sequence.n_tokens, self._stale
+        self.kept, stale = (), self._stale
+        if not (stale or self._stale_rings):
+            return
+        n = self.sequence.n_tokens
         end = min(self.visible(n + n_more + self.over), stale.stop)
         if not self._stale_rings and end <= stale.start:
             return

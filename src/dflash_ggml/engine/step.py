@@ -100,7 +100,7 @@ class Stepper:
             Per sequence its step or its exception. A sequence that failed is unchanged or, without a pending token, one
             token further.
         """
-        clock, graphs, warm = Clock(), self.passes.graphs, set[str]()
+        clock, graphs, warm = Clock(), self.passes.graphs, []
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
         for i, sequence in enumerate(sequences):
             if sequence.forced:  # the next token is known, so nothing is drafted
@@ -113,21 +113,18 @@ class Stepper:
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
         if graphs.cold == cold:
-            warm.add("draft")
+            warm.append("draft")
         clock.lap("tree")
 
         cold = graphs.cold
         for sequence, width in zip(sequences, forest.widths):
             sequence.inconsistent = width == 1  # until the pass that commits it has completed
         graph = self.passes.verify(forest, watches, columns)
-        clock.lap("verify")
         if not plain:
-            self.policy.think()
-        if not self.passes.device.is_gpu:  # the pass is over by now
-            clock.lap("tree")
+            self.policy.think()  # while a GPU is at the pass
         acceptance = Acceptance(self.passes, graph, forest, watches)
         if graphs.cold == cold:
-            warm.add("verify")
+            warm.append("verify")
         for sequence, width in zip(sequences, forest.widths):
             if width == 1:
                 sequence.tokens.append(sequence.pending)  # type: ignore[arg-type]
@@ -140,13 +137,11 @@ class Stepper:
         accepted = [None if isinstance(what, Exception) else what for what, _ in walked]
         self._commit(forest, accepted, columns)
         if graphs.cold == cold:
-            warm.add("commit")
+            warm.append("commit")
         clock.lap("commit")
         if not plain:
             t = clock.times
-            self.policy.record(
-                Result(trees, accepted, t.draft, t.tree, t.verify, t.commit, t.host, frozenset(warm))
-            )
+            self.policy.record(Result(trees, accepted, t.draft, t.tree, t.verify, t.commit, t.host, warm))
         clock.lap("host")
         steps: list[Step | Exception] = [
             what if isinstance(what, Exception) else self._step_of(sequence, plan, tree, what, rows, clock)
@@ -218,13 +213,11 @@ class Stepper:
             return ()
         features, everyone = self.passes.state.features, [*forest.sequences, *idle]
         fixed = self.passes.fixed_columns(forest)
-        taken, crowded = set[int](), False
-        for s in everyone:
-            taken.update(s.unseen)
-            crowded |= len(s.unseen) > self.drafter.depth
+        taken = {column for s in everyone for column in s.unseen}
+        crowded = any(len(s.unseen) > self.drafter.depth for s in everyone)
         if taken and (fixed or crowded or features.width - len(taken) < forest.width):
             self.drafter.take_in([s for s in everyone if s.unseen])
-            taken = set()
+            taken.clear()
             if fixed and not clock.times.draft:
                 self.passes.device.synchronize()
                 clock.lap("draft")

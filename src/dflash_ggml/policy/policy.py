@@ -72,7 +72,7 @@ class Result:
     verify: float
     commit: float
     host: float
-    warm: frozenset[str] = frozenset(("draft", "verify", "commit"))
+    warm: Items[str] = ("draft", "verify", "commit")
 
     @property
     def ms(self) -> float:
