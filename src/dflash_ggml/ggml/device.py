@@ -22,9 +22,8 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
 NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
-_PINNED = (
-    1 << 24
-)  # bytes that one read brings to pinned memory: a row of logits, ids, choices, a block of K/V rows
+# bytes that one read brings to pinned memory: a row of logits, ids, choices, a block of K/V rows
+_PINNED = 1 << 24
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
     F16: np.dtype(np.float16),
