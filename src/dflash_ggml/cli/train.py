@@ -152,18 +152,18 @@ def _train(args, interrupt: Interrupt) -> bool:
     import torch
 
     from ..train.block_net import BlockNet
+    from ..train.gguf_target import open_target
     from ..train.head_net import HeadNet
     from ..train.loop import Trainer
     from ..train.publish import start_from
-    from ..train.target import open_target
 
     run = _run(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device != "cpu":
-        n = torch.cuda.device_count()
-        if (torch.device(device).index or 0) >= n:
+        n, index = torch.cuda.device_count(), torch.device(device).index or 0
+        if index >= n:
             raise ConfigError(f"--device {device}: torch finds {count(n, 'GPU')} here")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(index)
     torch.manual_seed(run.seed)
     torch.set_float32_matmul_precision("high")
     target = open_target(args.target, device, torch.float32 if device == "cpu" else torch.bfloat16)

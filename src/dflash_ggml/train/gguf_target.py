@@ -240,3 +240,8 @@ class GGUFTarget(TargetModel):
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x.float(), weight.shape, weight, self.sizes.rms_eps).type_as(x)
+
+
+def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
+    """The target of a GGUF file, or of a folder with a transformers checkpoint. Raises ModelFileError, ConfigError."""
+    return (GGUFTarget if path.suffix == ".gguf" else TargetModel)(path, device, dtype)

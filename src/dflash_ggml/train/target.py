@@ -21,15 +21,6 @@ from .recipe import TargetSizes
 Report = Callable[[str], None]
 
 
-def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
-    """The target of a GGUF file, or of a folder with a transformers checkpoint."""
-    if path.suffix == ".gguf":
-        from .gguf_target import GGUFTarget
-
-        return GGUFTarget(path, device, dtype)
-    return TargetModel(path, device, dtype)
-
-
 class TargetModel:
     """A transformers checkpoint, its weights frozen. Raises ModelFileError for a folder that holds none."""
 

@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22, HEIGHT = 18, GAP = 14, CHAR = 6.6, LONGEST = 12;
 const PADDING = 10; // of the box, pixels
 const OFFERED_BY = ["", ", drafted", ", copied", ", drafted and copied"]; // bits: 1 a draft model, 2 copied text
-const SMALLEST = 0.85; // a tree wider than its box is drawn this much smaller at most, then it scrolls
+const SMALLEST = 0.85, LARGEST = 1.5; // a tree is scaled to fill its box between these; a wider or taller one scrolls
 
 function element(name, attributes, parent) {
   const node = document.createElementNS(SVG, name);
@@ -117,11 +117,14 @@ export function draw(box, taken) {
   const left = [0];
   widths.forEach((width, i) => left.push(left[i] + width + GAP));
   const width = left.at(-1) - GAP + 2, height = (Math.max(...row) + 1) * ROW;
-  const scale = Math.max(SMALLEST, Math.min(1, (box.clientWidth - 2 * PADDING) / width));
   const svg = element("svg", {
-    width: width * scale, height: height * scale, viewBox: `-1 -1 ${width} ${height}`, role: "img",
+    viewBox: `-1 -1 ${width} ${height}`, role: "img",
     "aria-label": `${Math.max(0, taken.tokens.length - 1)} candidates, ${step.accepted} accepted`,
-  }, box);
+  }, box); // an empty box is not shown and has no size
+  const room = box.clientHeight - 2 * PADDING;
+  const scale = Math.max(SMALLEST, Math.min(LARGEST, (box.clientWidth - 2 * PADDING) / width, Math.max(1, room / height)));
+  svg.setAttribute("width", width * scale);
+  svg.setAttribute("height", height * scale);
   const middle = (node) => row[node] * ROW + HEIGHT / 2;
   step.parents.forEach((parent, node) => {
     if (parent < 0) return;
@@ -135,7 +138,6 @@ export function draw(box, taken) {
     label(svg, ...at, text, kind, describe(step, node), opacity);
   });
   // the accepted path stays in the middle from step to step, as far as there is room
-  const room = box.clientHeight - 2 * PADDING;
   const at = room / 2 - (spine + 0.5) * ROW * scale;
   svg.style.marginTop = `${Math.max(0, Math.min(at, room - height * scale))}px`;
   box.scrollTop = -at;
