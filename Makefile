@@ -1,4 +1,5 @@
-# make demo    builds everything, completes a class with the embedded model and says what drafting was worth (PROMPT=file, DEMO=options)
+# make demo    builds everything, fetches a model of 98 MB once, lets it answer a question and says what drafting was worth
+#              (PROMPT=file: the embedded model goes on from it; DEMO=options of dflash-run)
 # make test    builds everything and runs the tests
 # make lint    style, types and the order of the packages
 # make build   rebuilds after a change of C, CMake or patch files (Python files need no rebuild)
@@ -6,10 +7,10 @@
 # Everything is set up in .venv. Nothing but Python >= 3.10 and a C and C++ compiler has to be there before.
 
 PYTHON ?= python3
-PROMPT ?= examples/matrix.txt
+PROMPT ?=
 # processes that make test runs tests in; 0: none beside pytest, as for a debugger
 JOBS ?= 2
-DEMO ?= --temp 0 --repeat-penalty 1.1 --predict 192
+DEMO ?=
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 # the editable install reads Python files from src/: only these need a new build
@@ -21,8 +22,7 @@ BUILD_INPUTS := pyproject.toml CMakeLists.txt patches $(wildcard cmake/* patches
 .PHONY: demo test lint build dist clean
 
 demo: $(VENV)/.installed
-	@cat $(PROMPT)
-	@$(VENV)/bin/dflash-run $(DEMO) --versus-plain --file $(PROMPT)
+	@$(VENV)/bin/python tools/demo.py $(if $(PROMPT),--prompt $(PROMPT)) $(DEMO)
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile

@@ -17,11 +17,11 @@ DATA = Path(dflash_ggml.__file__).parent / "data"
 def test_checksums_match_the_readme():
     stated = dict(re.findall(r"^([0-9a-f]{64})  (\S+)$", (DATA / "README.md").read_text(), re.MULTILINE))
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path.name for path in DATA.glob("*.gguf")}
-    assert found == stated and len(found) == 2
+    assert found == stated and len(found) == 3
 
 
-def test_package_data_stays_below_25_megabytes():
-    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 25_000_000
+def test_package_data_stays_below_40_megabytes():
+    assert sum(path.stat().st_size for path in DATA.rglob("*") if path.is_file()) < 40_000_000
 
 
 def test_greedy_cases_are_consistent():

