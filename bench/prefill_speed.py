@@ -59,7 +59,7 @@ def main() -> None:
         print(f"{device.info.description}, {Path(a.model).name}, commit {facts['commit']}; {facts['gpu']}")
         ids = np.random.default_rng(1).integers(0, engine.n_vocab, max(a.lengths)).tolist()
         for ours in (True, False) if a.stock else (True,):
-            device.use_wide_products(ours)
+            device.use_wide_matmuls(ours)
             for length in a.lengths:
                 for batch in a.batches:
                     tokens = speed(engine, ids[:length], batch, a.repeat)

@@ -73,7 +73,7 @@ def call_ms(call, repeat: int) -> float:
 def measure_stock(engine: Solo, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
     """Times of the target's passes with ggml's own matrix products, beside ours."""
     rng, passes, sequence = np.random.default_rng(0), engine.passes, engine.sequence
-    passes.device.use_narrow_products(False)
+    passes.device.use_narrow_matmuls(False)
     found = {}
     for width in [0, *(w for w in widths if w <= 64)]:
         if width:
@@ -87,7 +87,7 @@ def measure_stock(engine: Solo, widths: list[int], repeat: int, ours: dict) -> d
             f"  {name:<14} {found[name]:9.3f} ms with stock products, {found[name] / ours[name]['pass_ms']:.2f} times ours",
             flush=True,
         )
-    passes.device.use_narrow_products(True)
+    passes.device.use_narrow_matmuls(True)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Run code written for llama-cpp-python unchanged: `dflash_ggml.compat.install()` before it imports `llama_cpp`."""
+"""Compatibility with llama-cpp-python: after `dflash_ggml.compat.install()`, code that imports `llama_cpp` runs unchanged."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ class EngineConfig:
     """What to load and how to decode.
 
     model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
-    scorer: a small model that chooses the part of a long prompt that is prefilled (None: words do). scorer_found: nobody named
+    scorer: a small model that picks the prefilled part of a long prompt (None: words do). scorer_found: it was not named
         it: one that cannot be used, or has no room, is left out with a warning. prompt_keep: the least share of a prompt that a
         request may have prefilled (None: all of it), by which the scorer has room for longer prompts than `n_ctx`.
-    draft_found: nobody named the draft: one that cannot be used makes a warning and plain decoding, not an error.
+    draft_found: the draft was not named but found: if unusable, a warning and plain decoding instead of an error.
     draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
         `DraftFile.open`).
     draft_type: what a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they then do

@@ -1,6 +1,6 @@
-"""Where the commands start. Their modules take up to a second to import: Ctrl-C is answered from the first line on.
+"""Entry point of the commands. Their modules take up to a second to import: Ctrl-C is handled from the first line on.
 
-Nothing is imported before that which the interpreter does not have already, even `signal` would bring `enum` and more.
+Before that, only modules that the interpreter has already loaded are imported: even `signal` would bring `enum` and more.
 """
 
 from __future__ import annotations

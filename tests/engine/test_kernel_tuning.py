@@ -111,7 +111,7 @@ def test_a_table_goes_through_json() -> None:
         [good | {"width": 65}],
         [good | {"width": 0}],
     ):
-        with pytest.raises(ValueError, match="table of products: .*measure again"):
+        with pytest.raises(ValueError, match="table of matmuls: .*measure again"):
             MatmulTable.from_json(bad)
 
 
@@ -142,7 +142,7 @@ class SlowKernels(Device):
         self.stock, self.now, self.off, self.asked = stock, 0.0, set[int](), 0
         self.calls: list[tuple[bool, int | None, int, int]] = []
 
-    def use_narrow_products(self, on, type_=None, min_width=1, max_width=64) -> None:
+    def use_narrow_matmuls(self, on, type_=None, min_width=1, max_width=64) -> None:
         self.calls.append((on, type_, min_width, max_width))
         if type_ is None:
             self.off = set() if on else set(TYPES.values())
@@ -283,10 +283,10 @@ def test_apply_puts_a_table_in_force_whatever_was_before(slow: SlowKernels) -> N
 def test_a_cpu_is_not_worth_it() -> None:
     device = Device.cpu(1)
     assert device.capability is None and not worth_measuring(device)
-    device.use_narrow_products(False)  # nothing to switch there, and no error
+    device.use_narrow_matmuls(False)  # nothing to switch there, and no error
     for widths in ((0, 4), (5, 4), (1, 65)):
         with pytest.raises(ValueError, match="outside 1..64"):
-            device.use_narrow_products(False, TYPES["f16"], *widths)
+            device.use_narrow_matmuls(False, TYPES["f16"], *widths)
     device.close()
 
 
@@ -315,7 +315,7 @@ def test_memory_of_wide_products(
     monkeypatch.setattr(Device, "capability", capability)
     device = Device.cpu(1)
     assert wide_bytes(device, shapes, n_batch) == expected
-    device.use_wide_products(False)  # nothing to switch there, and no error
+    device.use_wide_matmuls(False)  # nothing to switch there, and no error
     device.close()
 
 
@@ -394,7 +394,7 @@ def test_every_type_and_width_follows_the_table(gpu: Device) -> None:
 
     assert all(g.valid for g in graphs.values())
     ours = products()
-    gpu.use_narrow_products(False)
+    gpu.use_narrow_matmuls(False)
     stock = products()
     for key in graphs:
         # one column of so small a matrix is left to ggml's own anyway

@@ -123,7 +123,7 @@ def test_width_of_experts(file: Path) -> None:
 def test_gate_and_up_as_one(file: Path) -> None:
     apart = {f"blk.1.ffn_{x}_exps.weight": None for x in ("gate", "up")}
     name = "blk.1.ffn_gate_up_exps.weight"
-    assert moe(file, changes=apart | {name: (D, 2 * (FF // 3), 5)}).together == {1}
+    assert moe(file, changes=apart | {name: (D, 2 * (FF // 3), 5)}).fused_experts == {1}
     with pytest.raises(ModelFileError, match=f"tensor '{name}' has shape"):
         moe(file, changes=apart | {name: (D, FF // 3, 5)})
 

@@ -17,7 +17,7 @@ from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
-from dflash_ggml.models.layers import products
+from dflash_ggml.models.layers import matmuls
 from reference import toys
 from reference.engine_kit import Solo
 from reference.model_files import finish, quantize
@@ -115,7 +115,7 @@ def test_scales_stand_behind_the_products_of_their_input() -> None:
     g = Graph(device, 32)
     w = {f"{name}.weight": g.input(name, F32, 32, 8) for name in "abc"}
     w |= {f"{name}.scale": g.input(f"{name}.scale", F32, 1) for name in "ac"}
-    a, b, c = products(g, w, "abc", g.input("x", F32, 32, 4))
+    a, b, c = matmuls(g, w, "abc", g.input("x", F32, 32, 4))
     g.output(g.add(g.add(b, c), a), "sum")
     nodes = [lib.ggml_graph_node(g.cgraph, i) for i in range(g.n_nodes)]
     assert [ffi.string(lib.ggml_op_desc(node)).decode() for node in nodes] == [

@@ -30,7 +30,7 @@ def commit() -> str:
     """The checkout's commit, with "+" when files differ from it; "unknown" for a package outside its checkout."""
     git = ("git", "-C", str(PACKAGE))
     top = _output(*git, "rev-parse", "--show-toplevel")
-    # a package in somebody else's checkout, say in a virtual environment there, is not that commit
+    # a package inside another checkout, such as in its virtual environment, is not of that commit
     if top is None or Path(top, "src", "dflash_ggml").resolve() != PACKAGE:
         return "unknown"
     head = _output(*git, "rev-parse", "--short=12", "HEAD")

@@ -1,4 +1,4 @@
-"""Run one generation and time it; statistics over several runs."""
+"""Measurement of one generation, and statistics over several runs."""
 
 from __future__ import annotations
 

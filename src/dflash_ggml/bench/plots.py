@@ -144,7 +144,7 @@ def _number(value: float) -> str:
 
 
 def gallery(facts: Sequence[tuple[str, str]], pictures: Sequence[str]) -> str:
-    """Pictures side by side, two in a row, as one file with its own background; the facts are its description, and below."""
+    """Pictures in a grid of two columns, as one file with its own background; the facts are its description, and below."""
     width, height, gap, foot = round(72 * WIDTH), round(72 * HEIGHT), 12, 26
     columns = min(2, len(pictures))
     whole = gap + columns * (width + gap), gap + -(-len(pictures) // columns) * (height + gap) + foot

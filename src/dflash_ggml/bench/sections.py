@@ -72,7 +72,7 @@ class Plot:
 
 @dataclass(slots=True)
 class Section:
-    """What one suite found. forced: says so when the accepted length was set by hand, so that nobody takes it for model text.
+    """The report of a suite. forced: set when the accepted length was set by hand, which the heading then says.
 
     details: a table that files have and a terminal has not.
     """

@@ -101,7 +101,7 @@ def _rich(section: Section, stream: TextIO) -> None:
 
 
 def blocks(cells: Sequence[Sequence[str]], right: Sequence[bool], width: int) -> list[list[int]]:
-    """Columns of a table side by side in so many characters: those that name a row in every block, the others in turn."""
+    """Columns of a table in blocks of so many characters: those that name a row in every block, the others distributed."""
     sizes = [max(map(len, column)) + 3 for column in zip(*cells)]
     names = list(range(1 + (right.index(False) if False in right else 0)))
     found = [names]

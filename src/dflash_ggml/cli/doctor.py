@@ -100,7 +100,7 @@ def sharing(args: argparse.Namespace, seen: Sequence[SeenDevice]) -> tuple[str, 
 
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
-    """Both files, whether they belong together, and the memory that they will take."""
+    """Both files, whether they fit each other, and the memory that they will take."""
     from ..drafts.registry import open_chosen, open_draft
     from ..engine.loading import read_tokenizer
     from ..files.gguf import GGUFFile

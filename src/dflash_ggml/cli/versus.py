@@ -80,8 +80,8 @@ def compared(
     meter: Meter,
     should_stop: Callable[[], bool],
 ) -> list[float]:
-    """How many times as fast as plain decoding drafting was, by round. drafted: milliseconds of the first text, which `plain` was
-    decoded behind; the others follow while all together takes less than ENOUGH seconds. When stopped, those so far."""
+    """How many times as fast as plain decoding drafting was, by round. drafted: milliseconds of the first run, which `plain` was
+    decoded behind; the others follow while all of it takes less than ENOUGH seconds. When stopped, those so far."""
     n, spent = len(plain.token_ids), drafted + plain.ms
     found = [plain.ms / drafted] if drafted else []
     while found and len(found) < ROUNDS and spent < 1e3 * ENOUGH:

@@ -1,8 +1,8 @@
-"""Words that depend on numbers."""
+"""Wording of counts."""
 
 from __future__ import annotations
 
 
 def count(n: int, noun: str) -> str:
-    """ "1 thread", "2 threads"."""
+    """A count with its noun: "1 thread", "2 threads"."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -64,7 +64,7 @@ class Calibration:
 
 
 def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | None]) -> NDArray[np.float64]:
-    """`Calibration.path_probabilities` of several trees, side by side; None: the draft's own word."""
+    """`Calibration.path_probabilities` of several trees, concatenated; None: uncalibrated."""
     n, widths = len(trees), [tree.width for tree in trees]
     if not n or n != len(calibrations):
         raise ValueError(f"{n} trees with {len(calibrations)} calibrations")

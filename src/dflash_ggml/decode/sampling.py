@@ -35,7 +35,7 @@ _NONE = np.empty(0, np.int64)
 
 @runtime_checkable
 class Mask(Protocol):
-    """A processor that only forbids tokens, and can tell of single ones: then nobody needs the row for it."""
+    """A processor that only forbids tokens and can check single ones, so that it needs no whole row."""
 
     def __call__(self, ids: NDArray[np.int32], scores: NDArray[np.float32], /) -> NDArray[np.float32]: ...
 
@@ -83,7 +83,7 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """True if `sample` is the argmax of the row as given, so that nobody needs to fetch the row."""
+        """True if `sample` is the argmax of the row as given, so that the row need not be fetched."""
         return self.params.temperature == 0 and not (self.processors or len(self._bias) or self.penalises)
 
     @property
@@ -338,7 +338,7 @@ def invert(weights: NDArray[np.float32], uniform: float) -> tuple[int, float]:
         ends = np.cumsum(weights, dtype=np.float64)
         index = first_above(ends, uniform * float(ends[-1]))
         return index, float(weights[index]) / float(ends[-1])
-    # Two levels, because a cumulative sum of a whole vocabulary costs more than everything else together.
+    # Two levels, because a cumulative sum of a whole vocabulary costs more than everything else.
     block_sums = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK), dtype=np.float64)
     ends = np.cumsum(block_sums)
     total = float(ends[-1])

@@ -48,7 +48,7 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
         if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
             draft.check(
                 target, str(config.model)
-            )  # layers that the target lacks stand together with no others
+            )  # layers that the target lacks are contiguous with no others
             draft = SeveralSource([draft, head])
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         draft = open_own(file, target, config.draft_max)

@@ -32,7 +32,7 @@ class SeveralSource(DraftSource):
     """Open drafts that fit the same target."""
 
     def __init__(self, sources: Items[DraftSource]) -> None:
-        """Raises ConfigError where one's tapped layers do not stand together among those of all."""
+        """Raises ConfigError where one's tapped layers are not contiguous among all tapped ones."""
         self.sources = tuple(sources)
         self.name = "+".join(getattr(source, "name", "draft") for source in sources)
         self.title = " and ".join(source.title or "a draft" for source in sources)

@@ -28,10 +28,10 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """points: what passes cost; none where no decision needs them. products: which kernels multiply few columns."""
+    """points: what passes cost; none where no decision needs them. matmuls: which kernels multiply few columns."""
 
     points: tuple[Point, ...]
-    products: MatmulTable
+    matmuls: MatmulTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CostCache:
     def write(self, measured: Measured) -> bool:
         """Keep it; False where that is not possible, which costs a second at the next start and nothing else."""
         short = {key: value for key, value in self.facts.items() if isinstance(value, (str, int))}
-        kept = {"facts": short, "points": measured.points, "products": measured.products.to_json()}
+        kept = {"facts": short, "points": measured.points, "products": measured.matmuls.to_json()}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.path.parent)

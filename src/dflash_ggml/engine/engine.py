@@ -170,7 +170,7 @@ class Engine:
 
     def _step_batch(self, batch: list[Sequence]) -> list[Step | Exception]:
         """One step of a batch. Sequences with NaN logits are stepped once more, alone and without a tree: a column that
-        overflows may contaminate all that a kernel computes together with it. If every solo retry succeeds, they stay isolated,
+        overflows may contaminate all that a kernel computes in the same batch. If every solo retry succeeds, they stay isolated,
         since to recompute a sequence is too dear for every step."""
         slots = [self._slots[s.state_index] for s in batch]
         try:

@@ -25,7 +25,7 @@ from ..state.memory import padded
 
 TUNED = (9, 0)  # compute capability
 NEEDED = (8, 0)  # below this there are no kernels of ours
-WIDE = {(8, 0), (9, 0), (10, 0), (10, 3)}  # where products of more than 64 columns are ours (`patches/`, mmw)
+WIDE = {(8, 0), (9, 0), (10, 0), (10, 3)}  # where matmuls of more than 64 columns are ours (`patches/`, mmw)
 _WIDE_SCRATCH = 192 << 20  # MMW_SCRATCH
 _CUBLAS = 32 << 20  # that ggml gives it to work in
 TYPES = {
@@ -69,7 +69,7 @@ class StockRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A sample of products with weights of a type (ggml's name): medians with our kernels and with ggml's own, and the part by
+    """A sample of matmuls with weights of a type (ggml's name): medians with our kernels and with ggml's own, and the part by
     which the rounds of a kind differ."""
 
     type: str
@@ -128,15 +128,15 @@ class MatmulTable:
                 Timing(str(r["type"]), int(r["width"]), *(float(r[name]) for name in _MEASURED)) for r in rows
             )
         except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"table of products: {error!r}; measure again") from error
+            raise ValueError(f"table of matmuls: {error!r}; measure again") from error
         for t in timings:
             if t.type not in TYPES or not 1 <= t.width <= NARROW_COLUMNS:
-                raise ValueError(f"table of products: type {t.type}, width {t.width}; measure again")
+                raise ValueError(f"table of matmuls: type {t.type}, width {t.width}; measure again")
         return cls(timings)
 
 
 def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) -> int:
-    """Memory beside the graphs that products of a prompt batch take: a matrix as float16, or an equal part of a larger one in
+    """Memory beside the graphs that matmuls of a prompt batch take: a matrix as float16, or an equal part of a larger one in
     whole 128 rows, the widest input as float16, and what cuBLAS works in. `shapes`: k and rows of the matrices."""
     if n_batch <= NARROW_COLUMNS or device.capability not in WIDE:
         return 0
@@ -172,9 +172,9 @@ def without_kernels(device: Device, weights: Mapping[str, Any]) -> dict[str, flo
 
 def apply(device: Device, table: MatmulTable) -> None:
     """Let the device choose its kernels by `table`, for all graphs from now on. Captured CUDA graphs are dropped."""
-    device.use_narrow_products(True)
+    device.use_narrow_matmuls(True)
     for kind, min_width, max_width in table.stock():
-        device.use_narrow_products(False, TYPES[kind], min_width, max_width)
+        device.use_narrow_matmuls(False, TYPES[kind], min_width, max_width)
 
 
 def measure_matmuls(
@@ -203,10 +203,10 @@ def measure_matmuls(
             timings.append(Timing.of(kind, width, *bench.compare(samples[kind], width)))
             dearest = max(dearest, clock() - start)
     except DeviceError as error:
-        log.info("products of few columns: measured %d, then %s", len(timings), error)
+        log.info("narrow matmuls: measured %d, then %s", len(timings), error)
     finally:
         bench.close()
-        device.use_narrow_products(True)
+        device.use_narrow_matmuls(True)
     return MatmulTable(tuple(timings))
 
 
@@ -235,14 +235,14 @@ def _within(matrices: list[Any]) -> Iterator[Any]:
 
 
 class Bench:
-    """Products on a device with inputs of its own, timed with our kernels and with ggml's."""
+    """Matmuls on a device with inputs of its own, timed with our kernels and with ggml's."""
 
     def __init__(
         self, device: Device, matrices: list[Any], max_width: int, clock: Callable[[], float]
     ) -> None:
         """`matrices`: all that will be multiplied."""
         self._device, self._clock = device, clock
-        self._is_warm = False  # an idle GPU's clocks rise with the first products
+        self._is_warm = False  # an idle GPU's clocks rise with the first matmuls
         self._workspace = Workspace(device)
         self._store = Store(device, 1)
         self._x = self._store.tensor(F32, max(m.ne[0] for m in matrices) * max_width)
@@ -271,7 +271,7 @@ class Bench:
             times: dict[bool, list[float]] = {True: [], False: []}
             for round_ in range(_ROUNDS):
                 for narrow in (True, False) if round_ % 2 == 0 else (False, True):
-                    self._device.use_narrow_products(narrow, matrices[0].type)
+                    self._device.use_narrow_matmuls(narrow, matrices[0].type)
                     times[narrow].append(self._run(graph))
                 if times[True][0] < _CLEAR * times[False][0]:
                     break

@@ -43,8 +43,8 @@ def known_costs(
     measured = cache.read() if config.calibrate == "cached" else None
     if measured is not None:
         log.debug("pass costs read from %s", cache.path)
-        if measured.products.timings:
-            apply(device, measured.products)
+        if measured.matmuls.timings:
+            apply(device, measured.matmuls)
         if config.mode == "auto":
             warm_up(passes, drafter, time.perf_counter() + WARM_SECONDS)
         return measured.points, cache.path
@@ -59,14 +59,14 @@ def known_costs(
 
 
 def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None, seconds: float) -> Measured:
-    device, products = passes.device, MatmulTable(())
+    device, matmuls = passes.device, MatmulTable(())
     deadline = time.perf_counter() + seconds
     if worth_measuring(device):
         own = [t for t in passes.weights.values() if device.owner(t) is device]
-        products = measure_matmuls(device, own, seconds / 3)
-        apply(device, products)
+        matmuls = measure_matmuls(device, own, seconds / 3)
+        apply(device, matmuls)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []
-    return Measured(tuple(points), products)
+    return Measured(tuple(points), matmuls)
 
 
 def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[str, Any]:

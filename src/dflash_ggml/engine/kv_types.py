@@ -15,7 +15,7 @@ SMALLER = ("q8_0", "q4_0")
 
 @dataclass(frozen=True, slots=True)
 class KvTypes:
-    """Types of the target's caches and of the draft's. `note`: what to tell of a choice that nobody asked for."""
+    """Types of the target's caches and of the draft's. `note`: a message about a choice made without being asked."""
 
     target: KvType
     draft: KvType

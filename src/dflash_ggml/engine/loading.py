@@ -1,4 +1,4 @@
-"""Loading: read the files, check that target and draft fit, choose the device, bring the weights there."""
+"""Loading: files are read, target and draft checked, the device chosen, the weights uploaded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def load(
 
 
 class _OwnDraftError(Exception):
-    """What keeps a target from loading with its prediction head, which nobody asked for."""
+    """Why a target's prediction head, found but not asked for, cannot be used; None if it can."""
 
 
 def _load_scored(

@@ -325,7 +325,7 @@ def memory_parts(
         if scorer and side.index == 0:
             parts += scorer.parts(side, n_batch)
         here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
-        # not those of several matrices: their products are others
+        # not those of several matrices: those have other matmuls
         shapes = [(t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
         if feature_row:
             shapes.append((feature_row, target.n_embd))  # a draft takes the features in

@@ -350,7 +350,7 @@ class TargetPasses(PassOutputs):
         if window is None:
             ranges = graph.inputs["ranges"].array.reshape(2, width)
             ranges[:, here] = of_text[2:]
-            ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would have no numbers
+            ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would be NaN
             if "spans" in graph.inputs:
                 spans = graph.inputs["spans"].array.reshape(n_states, 2)
                 spans[: len(widths)] = list(zip(firsts, ends))

@@ -1,4 +1,4 @@
-"""Which devices an engine takes, and which of its layers lie on which of them."""
+"""Placement: the devices that an engine takes, and the layers that lie on each."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ LAYER = re.compile(r"blk\.(\d{1,6})\.")
 
 
 def choose_device(config: EngineConfig) -> Device:
-    """The devices that are named, else the GPU `main_gpu`, or all GPUs where layers are shared out, else the CPU, which alone has
+    """The named devices, else the GPU `main_gpu`, or all GPUs where layers are distributed, else the CPU, the only one with
     `reference` kernels. Of several the first is given, whose sides are the others (see Device.join).
 
-    Raises ConfigError for devices that are not there or do not go together."""
+    Raises ConfigError for devices that are missing or of different backends."""
     infos = _chosen(config)
     if config.split_mode == "tensor":
         _check_ranks(config, infos)
     elif config.splits_layers and len(infos) == 1:
-        log.warning("split_mode, tensor_split: all layers lie on %s, which alone is here", infos[0].name)
+        log.warning("split_mode, tensor_split: all layers lie on %s, the only one here", infos[0].name)
     device = _open(infos[0], config)
     for info in infos[1:]:
         device.join(_open(info, config))
@@ -120,7 +120,7 @@ def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
     if len({info.name.rstrip("0123456789") for info in infos}) > 1:
         names = ", ".join(info.name for info in infos)
         raise ConfigError(
-            f"device: {names} are of several backends, and layers and draft are shared out within one; experts go to the CPU "
+            f"device: {names} are of several backends, and layers and draft are distributed within one; experts go to the CPU "
             "with --n-cpu-moe"
         )
 

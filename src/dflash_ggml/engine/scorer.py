@@ -1,4 +1,4 @@
-"""Prompt scorer on a device: a second small model beside the target, which tells how much each token of a prompt matters.
+"""Prompt scorer on a device: a second small model beside the target, which scores the tokens of a prompt.
 
 A prompt is one sequence that is prefilled in chunks, with rows of its own; there is room for one. Scratch memory is shared with
 the target's graphs.

@@ -116,7 +116,7 @@ class Slot:
     ) -> None:
         """Append `ids` to the committed tokens, a batch at a time (see `batches`); `progress(done, total)` in tokens.
 
-        take_row gets the logits float32 [n_vocab] after every token; a batch's lie on the device together, so give few ids.
+        take_row gets the logits float32 [n_vocab] after every token; all of a batch are on the device at once, so give few ids.
         With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
         Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
         NonFiniteError where the logits are NaN: the sequence is inconsistent then.

@@ -211,12 +211,12 @@ class Stepper:
         """Free columns of the features, one per column of the pass; where too few are free, waiting features are taken in."""
         if self.drafter is None or not self.drafter.taps:
             return ()
-        features, everyone = self.passes.state.features, [*forest.sequences, *idle]
+        features, members = self.passes.state.features, [*forest.sequences, *idle]
         fixed = self.passes.fixed_columns(forest)
-        taken = {column for s in everyone for column in s.unseen}
-        crowded = any(len(s.unseen) > self.drafter.depth for s in everyone)
+        taken = {column for s in members for column in s.unseen}
+        crowded = any(len(s.unseen) > self.drafter.depth for s in members)
         if taken and (fixed or crowded or features.width - len(taken) < forest.width):
-            self.drafter.take_in([s for s in everyone if s.unseen])
+            self.drafter.take_in([s for s in members if s.unseen])
             taken.clear()
             if fixed and not clock.times.draft:
                 self.passes.device.synchronize()

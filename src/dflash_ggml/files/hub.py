@@ -174,7 +174,7 @@ class Hub:
 
     def draft_for(self, repo: str, name: str, files: Sequence[str]) -> Path | None:
         """Fetch the draft that lies beside a repository's model, else the one that is published for it. None, with a warning,
-        when there is none or it cannot be had: nobody asked for it by name."""
+        when there is none or it cannot be had: it was not asked for by name."""
         title = PurePosixPath(name).name
         pair = find_pair(title, repo)
         if pair is not None and pair.draft is None:

@@ -21,7 +21,7 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
-NARROW_COLUMNS = 64  # columns up to which products have kernels of our own on CUDA
+NARROW_COLUMNS = 64  # columns up to which matmuls have kernels of our own on CUDA
 # bytes that one read brings to pinned memory: a row of logits, ids, choices, a block of K/V rows
 _PINNED = 1 << 24
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
@@ -361,7 +361,7 @@ class Device:
         return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
     def matmul_buffer_types(self) -> list:
-        """Buffer types that hold weights in a layout made for this device's matrix products, best first."""
+        """Buffer types that hold weights in a layout made for this device's matmuls, best first."""
         if self.is_gpu or self.reference:
             return []
         reg = lib.ggml_backend_dev_backend_reg(self.info.handle)
@@ -435,14 +435,14 @@ class Device:
                 lib.ggml_backend_tensor_set_async(backend, t, ffi.from_buffer(array), offset, array.nbytes)
                 lib.ggml_backend_synchronize(backend)
 
-    def use_narrow_products(
+    def use_narrow_matmuls(
         self,
         on: bool,
         type_: int = lib.GGML_TYPE_COUNT,
         min_width: int = 1,
         max_width: int = NARROW_COLUMNS,
     ) -> None:
-        """CUDA: our kernels for products of few columns (the default), or ggml's own, for weights of ggml type `type_`
+        """CUDA: our kernels for narrow matmuls (the default), or ggml's own, for weights of ggml type `type_`
         (GGML_TYPE_COUNT: all) at these widths. CUDA graphs are captured anew: not for the middle of a text.
 
         Raises ValueError for widths outside 1..64."""
@@ -453,8 +453,8 @@ class Device:
                 with self.lock:
                     lib.ggml_backend_cuda_set_narrow_mul_mat(side.backend, type_, min_width, max_width, on)
 
-    def use_wide_products(self, on: bool, type_: int = lib.GGML_TYPE_COUNT) -> None:
-        """CUDA: our way with products of more than 64 columns (the default), or ggml's own; see `use_narrow_products`."""
+    def use_wide_matmuls(self, on: bool, type_: int = lib.GGML_TYPE_COUNT) -> None:
+        """CUDA: our kernels for matmuls of more than 64 columns (the default), or ggml's own; see `use_narrow_matmuls`."""
         for side in self.sides:
             if side.info.name.startswith("CUDA"):
                 with self.lock:
@@ -518,7 +518,7 @@ class Device:
                 lib.ggml_backend_synchronize(side.backend)
 
     def can_mark(self) -> bool:
-        """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory nobody else writes to."""
+        """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory only this device writes."""
         if self._mark == ffi.NULL and self.is_gpu:
             self._mark = lib.ggml_backend_event_new(self.info.handle)
         return self._mark != ffi.NULL

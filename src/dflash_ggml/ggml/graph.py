@@ -69,7 +69,7 @@ class Graph(Operations):
         self._derivations: list[Callable[[], object]] = []
         self._crossings: dict[int, int] = {}  # nodes that lead to another side, see `to_host`
         self._split: Split | None = None
-        self._together: list[Store] = []
+        self._own_stores: list[Store] = []
         self._replicas: dict[int, dict[int, Any]] = {}  # by side: inputs that it has too
         self._uploads: list[tuple] = []  # backend, tensor, its bytes on the host, how many
         self._workspace: Workspace | None = None
@@ -214,7 +214,7 @@ class Graph(Operations):
     def _inputs_on(self, side: Device, size: int):
         """A tensor of a side's that holds inputs."""
         store = Store(side, 1)
-        self._together.append(store)
+        self._own_stores.append(store)
         whole = store.tensor(I32, -(-size // 4), name="inputs")
         store.allocate()
         return whole
@@ -284,7 +284,7 @@ class Graph(Operations):
         self._derivations.clear()
         if self._split:
             self._split.close()
-        for store in self._together:
+        for store in self._own_stores:
             store.close()
         if self.ctx != ffi.NULL:
             lib.ggml_free(self.ctx)
@@ -308,7 +308,7 @@ class Graph(Operations):
     def to_device(self, t, beside=None):
         """A copy of `t`, a result of the host or a weight that it keeps, on the device, or on the side of it where the weight
         `beside` lies."""
-        # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's products clear it before they do
+        # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's matmuls clear it before they do
         side = 0 if beside is None else self.device.side(beside) or 0
         return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), side)
 

@@ -1,4 +1,4 @@
-"""The host's memory, as the system tells of it."""
+"""Free and total memory of the host, as the system reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in another type than their file has them: from float to 16 bits or to blocks, on all the CPUs that there are."""
+"""Weights in another type than their file has them: from float to 16 bits or to blocks, on all CPUs."""
 
 from __future__ import annotations
 

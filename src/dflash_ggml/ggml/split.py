@@ -2,7 +2,7 @@
 
 A device has sides: itself, others that hold layers or a draft, and the CPU beside them that keeps weights in its memory. A node
 is computed where the weights or the state that it reads lie, any other where the newest of its sources was; what it reads from
-elsewhere crosses once to each side that wants it. Nobody says in which layer that is: models are built as for one device.
+elsewhere crosses once to each side that wants it. Models do not know where that is: they are built as for one device.
 
 A crossing is a node that ggml never computes: its memory lies on the other side, and the bytes of its source are copied there.
 So ggml's allocator sees one graph, what is needed late stays where it is, and every part between crossings keeps an identity of
@@ -236,7 +236,7 @@ class Split:
         self._ranks: list[tuple[Device, Any]] = []  # parts that wait for each other
 
     def owner(self, i: int) -> Device | None:
-        """Who computes node `i`; None for a crossing, and for a view, which nobody computes and which may lie elsewhere."""
+        """The side that computes node `i`; None for a crossing and for a view, which is not computed and may lie elsewhere."""
         node = lib.ggml_graph_node(self._cgraph, i)
         if key(node) in self._crossings or ffi.string(lib.ggml_op_desc(node)).decode() in _NO_WORK:
             return None

@@ -109,7 +109,7 @@ class Pool:
         params.poll = _POLL
         before = tasks()
         old, self._pool, self.n_threads = self._pool, lib.ggml_threadpool_new(params), n_threads
-        self._workers = tasks() - before  # one that somebody else began in this moment does little harm
+        self._workers = tasks() - before  # one started elsewhere in this moment does little harm
         lib.ggml_backend_cpu_set_n_threads(self._backend, n_threads)
         lib.ggml_backend_cpu_set_threadpool(self._backend, self._pool)
         if old != ffi.NULL:

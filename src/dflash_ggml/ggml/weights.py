@@ -44,7 +44,7 @@ def bf16_as_f16(name: str, s: Source) -> Source:
     values = bits.view(np.float32)
     if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
         raise ModelFileError(
-            f"tensor {name}: BF16 values beyond float16's range, and this GPU has no BF16 products; use a Q8_0 file"
+            f"tensor {name}: BF16 values beyond float16's range, and this GPU has no BF16 matmul; use a Q8_0 file"
         )
     return Source(F16, s.shape, values.astype(np.float16).view(np.uint8))
 
@@ -52,7 +52,7 @@ def bf16_as_f16(name: str, s: Source) -> Source:
 class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
-    Matrices, and tensors of several, take a layout made for matrix products where the device has one, except those `gathered` row
+    Matrices, and tensors of several, take a layout made for matmuls where the device has one, except those `gathered` row
     by row; on the CPU all others stay in the file's mapping. Those `kept` stay with the device's host; `sides` has the numbers of
     the sides on which others lie than the first.
     """
@@ -87,7 +87,7 @@ class Weights(Mapping):
             chosen = next((b for b in layouts if _suits(by, s, b)), plain)
             if is_matrix and chosen == plain and not _can_multiply(by, s, plain):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
-                raise ModelFileError(f"tensor {name}: {by.info.name} has no matrix product for type {kind}")
+                raise ModelFileError(f"tensor {name}: {by.info.name} has no matmul for type {kind}")
             if name in gathered and not _can_gather(by, s):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
                 raise ModelFileError(
@@ -301,8 +301,8 @@ def _is_aligned(data) -> bool:
 
 
 def _suits(device: Device, s: Source, buffer_type) -> bool:
-    """Whether a matrix may lie in a layout made for products. Rows of one block may not: from 32 columns on, ggml's AMX kernels
-    add what they sum over them to memory that nobody has cleared."""
+    """Whether a matrix may lie in a layout made for matmuls. Rows of one block may not: from 32 columns on, ggml's AMX kernels
+    add what they sum over them to memory that was not cleared."""
     return s.shape[0] > lib.ggml_blck_size(s.type) and _can_multiply(device, s, buffer_type)
 
 

@@ -1,4 +1,4 @@
-"""Run code written for llama-cpp-python unchanged: `dflash_ggml.compat.install()` before it imports `llama_cpp`.
+"""Compatibility with llama-cpp-python: after `dflash_ggml.compat.install()`, code that imports `llama_cpp` runs unchanged.
 
 The facade has the public Python surface (Llama, grammars, caches, tokenizers, processors, chat formats and handlers, types,
 constants) and those functions of llama.h that need no libllama. Code that reaches for others gets an AttributeError that says so.

@@ -1,4 +1,4 @@
-"""Version metadata of the facade: what importlib.metadata tells of llama-cpp-python while it is installed."""
+"""Version metadata of the facade: what importlib.metadata reports for llama-cpp-python while it is installed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _numbers = itertools.count(0x10000, 16)
 
 
 def handle_for(thing: Any) -> int:
-    """A number that stands for this object as long as somebody else keeps it."""
+    """A number that stands for this object as long as it is referenced elsewhere."""
     number = next(_numbers)
     _objects[number] = thing
     return number

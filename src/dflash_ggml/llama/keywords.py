@@ -22,7 +22,7 @@ RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
 class LeftOutFloat(float):
-    """A default that nobody passed: equals and prints as the plain number; only its class differs."""
+    """A default that was not passed: equals and prints as the plain number; only its class differs."""
 
 
 class LeftOutInt(int):

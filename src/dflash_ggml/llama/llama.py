@@ -301,7 +301,7 @@ class Llama:
     def sample(self, options: dict[str, Any]) -> int:
         """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
 
-        Penalties count the text so far: nobody knows which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
+        Penalties count the text so far: it is unknown which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
         llama-cpp-python. Raises ConfigError when nothing was evaluated.
         """
         _ = self.session  # raises first if closed or without weights

@@ -1,4 +1,4 @@
-"""One body of several: the choices of a call, numbered, and what they took in all."""
+"""Merging of the bodies of several choices into one: choices numbered, usage summed."""
 
 from __future__ import annotations
 

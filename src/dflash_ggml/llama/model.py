@@ -1,4 +1,4 @@
-"""`Llama._model`: what llama-cpp-python's inner object tells of a model, from the file's header and the tokenizer."""
+"""`Llama._model`: llama-cpp-python's inner model object, from the file's header and the tokenizer."""
 
 from __future__ import annotations
 

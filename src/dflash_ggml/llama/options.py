@@ -40,7 +40,7 @@ _SAME = """n_ctx n_gpu_layers main_gpu draft_device candidates chain_seed calibr
 
 
 class FoundDraft(str):
-    """The path of a draft that nobody named: whatever is wrong with it is a warning, and decoding is plain."""
+    """The path of a draft that was found, not named: if it is unusable, a warning and plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)

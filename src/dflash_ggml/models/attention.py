@@ -10,7 +10,7 @@ from typing import Any
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
 from ..state.ring import Near
-from .layers import Columns, product, products
+from .layers import Columns, matmul, matmuls
 from .rope import Rope
 
 
@@ -37,19 +37,19 @@ def attention(
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w
-    found = products(g, w, [name + x for x in ("q", "k", "v", *(("gate",) if gated else ()))], y)
+    found = matmuls(g, w, [name + x for x in ("q", "k", "v", *(("gate",) if gated else ()))], y)
     q, k, v, *gate = (g.expand(x) for x in found)
     q, k = g.reshape(q, d, heads, n), g.reshape(k, d, kv_heads, n)
     normed = f"{name}q_norm.weight" in w
     if normed:
         q = g.rms_norm(q, eps, w[name + "q_norm.weight"])
-    q = cache.queries(g, rope.turn(g, q, columns.positions))
+    q = cache.queries(g, rope.rotate(g, q, columns.positions))
     if normed:
         k = g.rms_norm(k, eps, w[name + "k_norm.weight"])
-    k = rope.turn(g, k, columns.positions)
+    k = rope.rotate(g, k, columns.positions)
     attend = partial(columns.attend, sinks=w.get(f"{name}sinks.weight"))
     o = cache.write(g, k, v, columns.rows).attend(g, q, attend, columns.n_kv, columns.gathered, scale)
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))
-    return product(g, w, name + "output", g.reshape(o, d * heads, n))
+    return matmul(g, w, name + "output", g.reshape(o, d * heads, n))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..ggml.graph import Graph
-from .layers import product, swiglu
+from .layers import matmul, swiglu
 
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
@@ -94,11 +94,11 @@ def expert_block(name: str) -> int | None:
 def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, routed=None):
     """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]. routed [D, n]: what the router sees instead of y.
 
-    A `.scale` [E] beside the experts' matrices multiplies their products, as NVFP4 files have it; a `.bias` [rows, E] is added.
+    A `.scale` [E] beside the experts' matrices scales their outputs, as NVFP4 files have it; a `.bias` [rows, E] is added.
     Where the host keeps the experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
     """
     if routed is None:
-        logits = product(g, w, f"{name}ffn_gate_inp", y)
+        logits = matmul(g, w, f"{name}ffn_gate_inp", y)
     else:  # a `.scale` beside the router is of its input
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
@@ -144,7 +144,7 @@ def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     """What the expert that all tokens share makes of y [D, n] -> [D, n]."""
     out = swiglu(g, w, name, y, "_shexp")
     if experts.gated_shared:
-        out = g.mul(out, g.sigmoid(product(g, w, f"{name}ffn_gate_inp_shexp", y)))
+        out = g.mul(out, g.sigmoid(matmul(g, w, f"{name}ffn_gate_inp_shexp", y)))
     return out
 
 

@@ -65,7 +65,7 @@ class Gemma3(Qwen3):
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
 
     def rope(self, weights: Mapping[str, Any]) -> Rope:
-        """How positions turn the heads."""
+        """Rotary embedding of the heads."""
         return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
 
     def rope_window(self, weights: Mapping[str, Any]) -> Rope:

@@ -21,7 +21,7 @@ from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
-from .layers import APPENDED, Columns, Taps, declare_outputs, geglu, product
+from .layers import APPENDED, Columns, Taps, declare_outputs, geglu, matmul
 from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
@@ -44,8 +44,8 @@ class Kind:
 @dataclass(frozen=True, slots=True)
 class Gemma4(Target):
     """Sizes of the model. Per layer: n_ff, heads, kv_heads, windows (see `windows`), valued (it has a matrix of values, else they
-    are the keys), scaled (its output is), mixed (experts stand beside its feed-forward layer), together (their gate and up are
-    one).
+    are the keys), scaled (its output is), mixed (experts beside its feed-forward layer), fused_experts (their gate and up are one
+    matrix).
 
     n_own: layers from the first on that have keys and values; the others see those of the last of their kind. n_per_layer: P, 0
     without. softcap: what logits bend towards, 0 for none.
@@ -61,7 +61,7 @@ class Gemma4(Target):
     valued: tuple[bool, ...]
     scaled: tuple[bool, ...]
     mixed: tuple[bool, ...]
-    together: tuple[bool, ...]
+    fused_experts: tuple[bool, ...]
     n_own: int
     n_per_layer: int
     full: Kind
@@ -153,7 +153,7 @@ class Gemma4(Target):
             valued=has("attn_v.weight"),
             scaled=has("layer_output_scale.weight"),
             mixed=mixed,
-            together=has("ffn_gate_up_exps.weight"),
+            fused_experts=has("ffn_gate_up_exps.weight"),
             n_own=n_own,
             n_per_layer=keys.count("embedding_length_per_layer_input", low=0, default=0),
             full=Kind(d, Rope(d, keys.number("rope.freq_base", default=10000.0), yarn, stretch)),
@@ -219,7 +219,7 @@ class Gemma4(Target):
         if p:
             shapes |= {"inp_gate.weight": (d, p), "proj.weight": (p, d), "post_norm.weight": (d,)}
         if self.mixed[i] and self.experts is not None:
-            shapes |= {"ffn_gate_inp.scale": (d,), **self.experts.tensors(self.together[i])}
+            shapes |= {"ffn_gate_inp.scale": (d,), **self.experts.tensors(self.fused_experts[i])}
             norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
             shapes |= {f"{name}.weight": (d,) for name in norms}
         return shapes
@@ -272,9 +272,9 @@ class Gemma4(Target):
             y = g.rms_norm(self._ffn(g, w, i, x), eps, w[name + "post_ffw_norm.weight"])
             x = g.add(y, x)
             if own is not None:
-                y = g.gelu(product(g, w, name + "inp_gate", x))
+                y = g.gelu(matmul(g, w, name + "inp_gate", x))
                 y = g.mul(y, g.view(own, (own.ne[0], own.ne[2]), (own.nb[2],), offset=i * own.nb[1]))
-                x = g.add(g.rms_norm(product(g, w, name + "proj", y), eps, w[name + "post_norm.weight"]), x)
+                x = g.add(g.rms_norm(matmul(g, w, name + "proj", y), eps, w[name + "post_norm.weight"]), x)
             if self.scaled[i]:
                 x = g.mul(x, w[name + "layer_output_scale.weight"])
             taps.take(i, x)
@@ -286,7 +286,7 @@ class Gemma4(Target):
         """What each layer has of its own of the tokens, by table and from their embeddings x [D, n]: [P, layers, n]."""
         p, n = self.n_per_layer, x.ne[1]
         table = g.scale(g.reshape(g.get_rows(w[_TABLE], ids), p, self.n_layers, n), p**0.5)
-        made = g.reshape(product(g, w, "per_layer_model_proj", x), p, self.n_layers, n)
+        made = g.reshape(matmul(g, w, "per_layer_model_proj", x), p, self.n_layers, n)
         made = g.rms_norm(g.scale(made, self.n_embd**-0.5), self.rms_eps, w["per_layer_proj_norm.weight"])
         return g.expand(g.scale(g.add(made, table), 0.5**0.5))
 
@@ -304,17 +304,17 @@ class Gemma4(Target):
         and the cache behind that. Values are normalised, scores not scaled."""
         d, n, heads, kv_heads = self.kind(i).head_dim, columns.n, self.heads[i], self.kv_heads[i]
         name = f"blk.{i}.attn_"
-        q = g.reshape(g.expand(product(g, w, name + "q", y)), d, heads, n)
+        q = g.reshape(g.expand(matmul(g, w, name + "q", y)), d, heads, n)
         if i < self.n_own:
-            k = g.reshape(g.expand(product(g, w, name + "k", y)), d, kv_heads, n)
-            v = g.reshape(g.expand(product(g, w, name + "v", y)), d, kv_heads, n) if self.valued[i] else k
+            k = g.reshape(g.expand(matmul(g, w, name + "k", y)), d, kv_heads, n)
+            v = g.reshape(g.expand(matmul(g, w, name + "v", y)), d, kv_heads, n) if self.valued[i] else k
             v = g.reshape(g.rms_norm(v, self.rms_eps), d * kv_heads, n)
-            k = rope.turn(g, g.rms_norm(k, self.rms_eps, w[name + "k_norm.weight"]), columns.positions)
+            k = rope.rotate(g, g.rms_norm(k, self.rms_eps, w[name + "k_norm.weight"]), columns.positions)
             cache = cache.write(g, k, v, columns.rows)
-        q = rope.turn(g, g.rms_norm(q, self.rms_eps, w[name + "q_norm.weight"]), columns.positions)
+        q = rope.rotate(g, g.rms_norm(q, self.rms_eps, w[name + "q_norm.weight"]), columns.positions)
         q = cache.queries(g, q)
         o = cache.attend(g, q, columns.attend, columns.n_kv, columns.gathered, scale=1.0)
-        return product(g, w, name + "output", g.reshape(o, d * heads, n)), cache
+        return matmul(g, w, name + "output", g.reshape(o, d * heads, n)), cache
 
     def _ffn(self, g: Graph, w: Mapping[str, Any], i: int, x):
         """The feed-forward layer of x [D, n] before its last norm, and what experts add to it -> [D, n]."""

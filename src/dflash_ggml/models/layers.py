@@ -88,7 +88,7 @@ class Taps:
             self._waiting.append((self.batch.taps.index(layer), x))
 
     def settle(self) -> None:
-        """Bring away what was noted. Called once the next layer's products stand: the GPU then adds, normalises and converts
+        """Bring away what was noted. Called once the next layer's matmuls are built: the GPU then adds, normalises and converts
         for them in one go."""
         for tap, x in self._waiting:
             if self._column is not None:
@@ -105,7 +105,7 @@ class Taps:
         if not self._kept or self.batch.append is None:
             return
         g, n = self.g, self.columns.n
-        # some columns at a time: side by side, the features of a whole batch would be its largest tensor twice over
+        # some columns at a time: concatenated, the features of a whole batch would be its largest tensor twice over
         for first in range(0, n, APPENDED):
             size = min(APPENDED, n - first)
             parts = [g.view(x, (x.ne[0], size), (x.nb[1],), offset=first * x.nb[1]) for x in self._kept]
@@ -117,15 +117,15 @@ class Taps:
             self.batch.append(g, features, *ints)
 
 
-def product(g: Graph, w: Mapping[str, Any], name: str, y):
+def matmul(g: Graph, w: Mapping[str, Any], name: str, y):
     """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows] where the file has them: [rows, n]."""
-    return products(g, w, (name,), y)[0]
+    return matmuls(g, w, (name,), y)[0]
 
 
-def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
-    """`product` for several matrices of one input.
+def matmuls(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
+    """`matmul` for several matrices of one input.
 
-    They stand together: the GPU converts the input once for all of them, and multiplies with the scales that stand behind.
+    They are adjacent in the graph: the GPU converts the input once for all of them, and applies scales that follow.
     """
     found = {name: g.mul_mat(w[f"{name}.weight"], y) for name in names}
     scaled = [name for name in names if f"{name}.scale" in w]
@@ -138,14 +138,14 @@ def products(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
 
 def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):
     """The feed-forward layer down(silu(gate y) * up y), of matrices whose names end in `end`; y [D, n] -> [D, n]."""
-    gate, up = products(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
-    return product(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
+    gate, up = matmuls(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
+    return matmul(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
 
 def geglu(g: Graph, w: Mapping[str, Any], name: str, y):
     """The feed-forward layer down(gelu(gate y) * up y); y [D, n] -> [D, n]."""
-    gate, up = products(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
-    return product(g, w, f"{name}ffn_down", g.geglu(gate, up))
+    gate, up = matmuls(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
+    return matmul(g, w, f"{name}ffn_down", g.geglu(gate, up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def gated_attention(
     """
     d, n = head_dim, columns.n
     # right after the norm of their input
-    q_gate, k, v = (g.expand(x) for x in products(g, w, [name + x for x in "qkv"], y))
+    q_gate, k, v = (g.expand(x) for x in matmuls(g, w, [name + x for x in "qkv"], y))
     # attn_q interleaves per head: d query rows, then d gate rows
     strides = (2 * d * 4, 2 * d * heads * 4)
     q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), eps, w[name + "q_norm.weight"])
@@ -204,7 +204,7 @@ def gated_attention(
     k = g.rope(k, columns.positions, n_rot, rope_theta)
     o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
     gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
-    return product(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
+    return matmul(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 
 
 def gated_delta_net(
@@ -224,10 +224,10 @@ def gated_delta_net(
 
     Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
     matrices: names of those that give q|k|v, the gate, the decay and the write strength. Value head h reads key head h % h_k;
-    grouped: in the gate and in the output matrix those of a key head lie side by side.
+    grouped: in the gate and in the output matrix those of a key head are adjacent.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
-    qkv, z, alpha, beta = products(g, w, [name + x for x in matrices], y)
+    qkv, z, alpha, beta = matmuls(g, w, [name + x for x in matrices], y)
     if columns.is_tree:
         qkv = state.land_conv_inputs(g, qkv, layer)
     for x in (qkv, z, alpha, beta):
@@ -235,7 +235,7 @@ def gated_delta_net(
     # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
-    # q and k heads lie side by side: one norm for both
+    # q and k heads are adjacent: one norm for both
     qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), eps))
     alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
     decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
@@ -250,7 +250,7 @@ def gated_delta_net(
         o = g.cont(o, s, h_v, n)
     o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
     z = g.silu(g.reshape(z, s, h_v, n))
-    return product(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
+    return matmul(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
 
 
 def declare_outputs(
@@ -265,7 +265,7 @@ def declare_outputs(
     if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
         x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
     x = g.rms_norm(x, eps, w["output_norm.weight"])
-    logits = product(g, w, head_name.removesuffix(".weight"), x)
+    logits = matmul(g, w, head_name.removesuffix(".weight"), x)
     logits = g.output(g.softcap(logits, softcap) if softcap else logits, "logits")
     g.output(g.argmax(logits), "choice")
     if batch.reduction is not None:

@@ -1,5 +1,5 @@
 """Target `llama`: Llama 2 and 3, SmolLM2, TinyLlama, Mistral 7B and Nemo, and others of their shape. The blocks of `qwen3`
-without norms of heads; pairs of a head that turn together are adjacent, which files are written for.
+without norms of heads; rotary pairs of a head are adjacent, which files are written for.
 
 Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
@@ -62,6 +62,6 @@ class Llama(Qwen3):
         return super(Llama, self).tensors() | factors
 
     def rope(self, weights: Mapping[str, Any]) -> Rope:
-        """How positions turn the heads."""
+        """Rotary embedding of the heads."""
         factors = weights[FACTORS] if self.factors else None
         return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch, True, factors)

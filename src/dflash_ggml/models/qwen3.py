@@ -106,7 +106,7 @@ class Qwen3(Target):
 
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
-        """The fields that say how positions turn heads, what a column sees, and what else relatives have; n: layers."""
+        """Fields of rotary embedding, attention span and what related models add; n: layers."""
         return {"yarn": read_yarn(keys.file, f"{keys.arch}.rope.scaling.")}
 
     @classmethod
@@ -148,7 +148,7 @@ class Qwen3(Target):
         return (None,) * self.n_layers
 
     def rope(self, weights: Mapping[str, Any]) -> Rope:
-        """How positions turn the heads."""
+        """Rotary embedding of the heads."""
         return Rope(self.head_dim, self.rope_theta, self.yarn)
 
     def rope_window(self, weights: Mapping[str, Any]) -> Rope:
@@ -210,8 +210,8 @@ class Qwen3(Target):
         for i, window in enumerate(self.windows):
             name, seen = f"blk.{i}.", columns if window is None else near[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
-            turns = rope if window is None else rope_window
-            y = attention(g, w, name + "attn_", y, seen, state.cache(i), turns, **sizes)
+            layer_rope = rope if window is None else rope_window
+            y = attention(g, w, name + "attn_", y, seen, state.cache(i), layer_rope, **sizes)
             taps.settle()
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])

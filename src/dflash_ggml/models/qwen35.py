@@ -39,7 +39,7 @@ from .tensors import attention_tensors, outer_tensors
 
 # what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
 _OTHER_PARTS = ("v.", "mm.", "mtp.")
-_CONV = "ssm_conv1d.weight"  # no matrix of a product: its rows are filters
+_CONV = "ssm_conv1d.weight"  # not multiplied as a matrix: its rows are filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Qwen35(Target):
 
     longest_answer: ClassVar[int] = 81_920
     grouped: ClassVar[bool] = (
-        False  # gates and output matrices of delta nets have the value heads of a key head side by side
+        False  # gates and output matrices of delta nets have the value heads of a key head adjacent
     )
 
     n_layers: int
@@ -88,7 +88,7 @@ class Qwen35(Target):
 
     @property
     def conv_channels(self) -> int:
-        """Channels of a delta-net layer's convolution: q, k and v side by side."""
+        """Channels of a delta-net layer's convolution: q, k and v concatenated."""
         return 2 * self.ssm_k_heads * self.ssm_state + self.ssm_inner
 
     @classmethod

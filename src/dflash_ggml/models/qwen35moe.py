@@ -18,7 +18,9 @@ class Qwen35Moe(Qwen35):
     """Sizes of the trunk; all layers have as many experts of one width, and one that is shared."""
 
     experts: Experts
-    together: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
+    fused_experts: frozenset[int] = (
+        frozenset()
+    )  # blocks whose file has gate and up of an expert as one matrix
 
     @property
     def ffn(self) -> Experts:
@@ -26,7 +28,7 @@ class Qwen35Moe(Qwen35):
 
     @property
     def joined(self) -> frozenset[int]:
-        return self.together
+        return self.fused_experts
 
     @classmethod
     def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:
@@ -46,5 +48,5 @@ class Qwen35Moe(Qwen35):
             n_ff=n_ff,
             n_ff_shared=keys.one(shared if keys.has(shared) else "feed_forward_length"),
         )
-        together = (i for i in range(trunk) if f"blk.{i}.ffn_gate_up_exps.weight" in file.tensors)
-        return {"n_ff": n_ff, "experts": experts, "together": frozenset(together)}
+        fused = (i for i in range(trunk) if f"blk.{i}.ffn_gate_up_exps.weight" in file.tensors)
+        return {"n_ff": n_ff, "experts": experts, "fused_experts": frozenset(fused)}

@@ -17,7 +17,9 @@ class Qwen3Moe(Qwen3):
     """Sizes of the model; all layers have as many experts of one width, and none that is shared."""
 
     experts: Experts
-    together: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
+    fused_experts: frozenset[int] = (
+        frozenset()
+    )  # blocks whose file has gate and up of an expert as one matrix
 
     @property
     def ffn(self) -> Experts:
@@ -25,7 +27,7 @@ class Qwen3Moe(Qwen3):
 
     @property
     def joined(self) -> frozenset[int]:
-        return self.together
+        return self.fused_experts
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -33,5 +35,5 @@ class Qwen3Moe(Qwen3):
         n_used = keys.one("expert_used_count", n_experts, n=n)
         n_ff = keys.expert_width(n_used, n)
         experts = Experts(keys.count("embedding_length"), n_experts, n_used, n_ff)
-        together = (i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in keys.file.tensors)
-        return {"n_ff": n_ff, "experts": experts, "together": frozenset(together)}
+        fused = (i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in keys.file.tensors)
+        return {"n_ff": n_ff, "experts": experts, "fused_experts": frozenset(fused)}

@@ -1,6 +1,6 @@
 """Target `qwen3next`: Qwen3-Next and Qwen3-Coder-Next. The graph of `qwen35moe`, whose files hold the delta nets otherwise.
 
-A file has the value heads of a key head side by side, the operations want them apart (head h reads key head h % ssm_k_heads):
+A file has the value heads of a key head adjacent, the operations want them apart (head h reads key head h % ssm_k_heads):
 rows of the matrices that make them are brought into that order as they are read, which is exact in every type. Columns cannot be,
 in types whose blocks span several heads, so the graph brings the outputs back into the file's order.
 """

@@ -56,7 +56,7 @@ class Keys:
         return in_range(self.file.error, f"key {key!r}", found[0], low, high)
 
     def expert_width(self, n_used: int, n: int | None = None) -> int:
-        """Width of an expert; where a file does not say, or says 0, those used are as wide together as `feed_forward_length`."""
+        """Width of an expert; where a file does not say, or says 0, those used are in sum as wide as `feed_forward_length`."""
         dense = "feed_forward_length"
         width = self.one("expert_feed_forward_length", low=0 if self.has(dense) else 1, default=0, n=n)
         return width or max(1, self.one(dense, n=n) // n_used)

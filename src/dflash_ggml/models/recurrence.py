@@ -22,7 +22,7 @@ class Recurrence:
         self._state_index: Any = None
         if seqs is not None:
             self._state_index = g.view(seqs, (1,))
-            self._windows, self._deltas = state.all_lanes(g, layer)
+            self._windows, self._deltas = state.all_states(g, layer)
             shapes = (t.ne[0:3] for t in (self.window, self.delta))
             rows = (g.get_rows(t, self._state_index) for t in (self._windows, self._deltas))
             self.window, self.delta = (g.expand(g.reshape(t, *ne)) for t, ne in zip(rows, shapes))
@@ -62,14 +62,14 @@ class Recurrence:
 
 
 class ForestRecurrence:
-    """The same for trees of several sequences, each in its state index, side by side in n columns."""
+    """The same for trees of several sequences, each in its state index, in n columns."""
 
     path = None
 
     def __init__(self, g: Graph, state: TargetState, layer: int, parents, seqs) -> None:
         """parents int32 [n], counted from the first column of each tree; seqs: see Batch."""
         self.g, self.state, self.layer, self.parents, self.seqs = g, state, layer, parents, seqs
-        windows, deltas = state.all_lanes(g, layer)
+        windows, deltas = state.all_states(g, layer)
         (k, c), (s, _, h) = state.window(layer).ne[0:2], state.delta(layer).ne[0:3]
         n_states, apart = state.n_states, (windows.nb[1], deltas.nb[1])
         self.windows = g.view(windows, (k, c, n_states), (4 * k, apart[0]))

@@ -1,4 +1,4 @@
-"""Rotary positions of a layer's heads: which of their dimensions turn, how fast, and how far positions are stretched."""
+"""Rotary position embedding of a layer: rotated dimensions, frequencies, and scaling of positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .checks import in_range
 
 
 class Rope(NamedTuple):
-    """n_rot: leading dimensions of a head that turn, in pairs (j, j + n_rot/2). theta: the base. yarn: see `Yarn`. stretch,
+    """n_rot: rotated leading dimensions of a head, in pairs (j, j + n_rot/2). theta: the base. yarn: see `Yarn`. stretch,
     adjacent, factors: see `Graph.rope`."""
 
     n_rot: int
@@ -22,7 +22,7 @@ class Rope(NamedTuple):
     adjacent: bool = False
     factors: Any = None
 
-    def turn(self, g: Graph, x, positions):
+    def rotate(self, g: Graph, x, positions):
         """x [head_dim, heads, n] at `positions`, int32 [n]."""
         own = {"stretch": self.stretch, "adjacent": self.adjacent, "factors": self.factors}
         return g.rope(x, positions, self.n_rot, self.theta, self.yarn, **own)

@@ -20,12 +20,12 @@ from ..files.gguf import GGUFFile
 from ..ggml.device import I32, Device
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
-from .layers import product
+from .layers import matmul
 from .qwen35 import Qwen35
 from .registry import read_target
 
-BLOCK = 15  # of 24, counted from 0: it ranks as well as all attention blocks together (12 of 12 questions; others' figures)
-AT_ONCE = 8  # tokens of the window whose logits lie on the device together
+BLOCK = 15  # of 24, counted from 0: it ranks as well as all attention blocks combined (12 of 12 questions; others' figures)
+AT_ONCE = 8  # tokens of the window whose logits are on the device at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class ScorerModel:
         """Keep the keys of columns x [D, n] behind the trunk, and those of them that lie in the window; positions int32 [n]."""
         t, b, n = self.trunk, f"blk.{self.block}.attn_", x.ne[1]
         y = g.rms_norm(x, t.rms_eps, w[f"{b}norm.weight"])
-        k = g.reshape(product(g, w, f"{b}k", y), t.head_dim, t.n_kv_heads, n)
+        k = g.reshape(matmul(g, w, f"{b}k", y), t.head_dim, t.n_kv_heads, n)
         k = g.reshape(g.rms_norm(k, t.rms_eps, w[f"{b}k_norm.weight"]), self.key_row, n)
         g.expand(g.set_rows(memory.keys, k, positions))
         (places,) = g.derive("window", [(I32, (n,))], memory.places, positions)
@@ -106,7 +106,7 @@ class ScorerModel:
         t, b, d = self.trunk, f"blk.{self.block}.attn_", self.trunk.head_dim
         g = Graph(device, 256 + 16 * window)
         h = g.view(memory.window, (t.n_embd, window), (memory.window.nb[1],))
-        q_gate = product(g, w, f"{b}q", g.rms_norm(h, t.rms_eps, w[f"{b}norm.weight"]))
+        q_gate = matmul(g, w, f"{b}q", g.rms_norm(h, t.rms_eps, w[f"{b}norm.weight"]))
         # per head d query rows, then d rows of a gate that is not used
         q = g.view(q_gate, (d, t.n_heads, window), (2 * d * 4, 2 * d * t.n_heads * 4))
         q = g.scale(g.rms_norm(q, t.rms_eps, w[f"{b}q_norm.weight"]), d**-0.5)

@@ -1,4 +1,4 @@
-"""The contract of a target: what an architecture must tell and build, so that nothing above knows one by name.
+"""The contract of a target: what an architecture declares and builds, so that no package above knows it by name.
 
 A target is its parameters, a frozen dataclass read from a file, with the graph beside them.
 """

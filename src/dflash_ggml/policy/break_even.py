@@ -1,4 +1,4 @@
-"""Break-even acceptance lengths: from where a drafted step of each width pays, by the measured costs."""
+"""Break-even acceptance lengths: the length from which a drafted step of each width pays, by the measured costs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Costs of passes on this machine: measured at load time, then learned while decoding.
 
 One table: a moving median by (pass, columns, sequences) and octave of the context. A cell that was not measured follows
-from those that were: matmuls run over all columns together, so a pass over S sequences costs what one of as many columns
+from those that were: matmuls run over all columns, so a pass over S sequences costs what one of as many columns
 costs, plus what S sequences add, which is learned by S. All costs share a pace: a machine that throttles slows every pass
 at once, also those that have not run since. It moves only where passes of several kinds agree, so that one wrong
 measurement moves nothing else.
@@ -88,7 +88,7 @@ class Costs:
     def measured(self, kind: Pass, ms: float, columns: int = 1, context: int = 0, sequences: int = 1) -> None:
         """Note a measurement, which is taken in when a cost is asked for, or by `catch_up` while a device is busy.
 
-        columns: of all sequences together; context: their mean.
+        columns: of all sequences; context: their mean.
         """
         self._noted.append((kind, max(ms, LEAST), columns, context, sequences))
 
@@ -165,7 +165,7 @@ class Costs:
         return [(columns, ms * self._pace) for columns, ms in self._curve(kind, context)]
 
     def verified(self, nodes: Iterable[int], context: int = 0, sequences: int = 1) -> dict[int, float]:
-        """What steps cost beside their drafts that verify so many drafted nodes of all sequences together, by that number."""
+        """What steps cost beside their drafts that verify so many drafted nodes of all sequences, by that number."""
         of, found = self.expected, dict[int, float]()
         commit = of("commit", 1, 0, sequences)
         for n in nodes:

@@ -391,7 +391,7 @@ class Policy:
     # ---- between the draft and the verify pass
 
     def cut(self, trees: Items[Tree]) -> list[Tree]:
-        """Return the part of each grown tree that is verified: what is worth most per millisecond of all candidates together.
+        """Return the part of each grown tree that is verified: what is worth most per millisecond of all candidates.
 
         Trees of a width that was asked for stay whole while there is room for all of them.
         """

@@ -13,7 +13,7 @@ from .errors import bad_request
 
 R = TypeVar("R", SourceTotal, WidthUse)
 
-MAX_CHOICES = 128  # of all prompts of a request together
+MAX_CHOICES = 128  # of all prompts of a request
 
 
 def check_choices(n: int | None, prompts: int = 1, param: str = "n") -> int:

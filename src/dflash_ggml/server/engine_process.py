@@ -85,7 +85,7 @@ class EngineProcess:
                     case Close():
                         self._closing.set()
         except (EOFError, OSError):
-            os._exit(1)  # the server is gone, and nobody is left to report to
+            os._exit(1)  # the server is gone, and there is nothing left to report to
         except BaseException:  # noqa: BLE001 - an end that is seen
             traceback.print_exc()
             os._exit(1)

@@ -1,8 +1,8 @@
-"""Tries a grammar out in a process of its own, with limits of time and memory, before the server compiles it.
+"""Grammar sandbox: a process with limits of time and memory in which a grammar is compiled before the server compiles it.
 
-The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; this one stops forms
-that are not known yet. A compiled grammar cannot be sent between processes, so the process only says that compiling has ended,
-whether well or with an error, and the server then does it again. The vocabulary there is bytes and the special tokens:
+The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; the sandbox stops
+forms that are not known yet. A compiled grammar cannot be sent between processes, so the process only reports that compiling
+has ended, well or with an error, and the server then compiles it again. The vocabulary there is bytes and the special tokens:
 what grows without bounds is the grammar itself.
 """
 

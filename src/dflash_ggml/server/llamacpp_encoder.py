@@ -1,4 +1,4 @@
-"""Renders the answers of llama.cpp's /completion and /infill."""
+"""Encoders of answers to llama.cpp's /completion and /infill."""
 
 from __future__ import annotations
 

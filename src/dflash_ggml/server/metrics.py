@@ -28,7 +28,7 @@ class JointSteps(Collector):
         if not load:
             return
         for name, text in (
-            ("passes", "Verification passes over all running requests together"),
+            ("passes", "Verification passes over all running requests"),
             ("sequences", "Requests in these passes, in sum"),
             ("columns", "Columns of these passes: drafted tokens, and one of each request"),
         ):

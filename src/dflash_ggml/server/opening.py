@@ -27,7 +27,7 @@ class Opener:
     think: str = "auto"
     disk: Path | None = None  # folder for prefixes that outlive the process
     disk_bytes: int = 0
-    parallel: int = 0  # sequences decoded together; 0: as the memory allows
+    parallel: int = 0  # sequences decoded as a batch; 0: as the memory allows
     chats: Mapping[str, Any] = field(default_factory=dict)  # what chats leave open, as keywords of Session
 
     def __call__(self, progress: Progress) -> Runner:

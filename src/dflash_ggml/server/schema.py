@@ -158,7 +158,7 @@ def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
 def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = "") -> M:
     """Validate `data`; raises ApiError 400 that names the field furthest down the request that is wrong.
 
-    Fields that nobody knows go into `notes`; without notes they are errors. where: path of `data` in the request.
+    Unknown fields go into `notes`; without notes they are errors. where: path of `data` in the request.
     """
     try:
         body = model.model_validate(data)

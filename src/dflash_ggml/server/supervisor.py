@@ -1,4 +1,4 @@
-"""Starts the engine process, and starts it again: what opens a runner where the server was given `--supervise`."""
+"""Supervisor of the engine process (`--supervise`): opens a runner by starting the process, again after each crash."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
 
 
-ROOM = 256  # tokens of an answer that cache rows are taken for at once
-LEAST_ROOM = 32  # where there are not as many
+RESERVE = 256  # tokens of an answer that cache rows are taken for at once
+LEAST_RESERVE = 32  # where there are not as many
 
 
 class Generation:
@@ -85,11 +85,11 @@ class Generation:
     def is_decoding(self) -> bool:
         return self.slot is not None and self.sequence is not None
 
-    def rooms(self) -> tuple[int, ...]:
+    def reservations(self) -> tuple[int, ...]:
         """Tokens to have cache rows for before it goes on, or else before it goes on at all."""
         n = len(self.ids) if self.preempted is None else len(self.preempted.tokens)
         limit = self.options["max_tokens"]
-        return tuple(n + (more if limit is None else min(limit, more)) for more in (ROOM, LEAST_ROOM))
+        return tuple(n + (more if limit is None else min(limit, more)) for more in (RESERVE, LEAST_RESERVE))
 
     def begin(self, cached: int) -> None:
         """The prompt is about to be prefilled behind `cached` tokens."""

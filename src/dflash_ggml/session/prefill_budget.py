@@ -16,7 +16,7 @@ from ..engine.batches import BatchSizes
 
 # prefill time per decode time, on a GPU: sequences keep a third of their calm speed; on a CPU: 1.3 times slower
 SHARE = {True: 1.95, False: 0.3}
-MAX_GAP = 0.15  # seconds between two tokens, chunks and the step together, at most
+MAX_GAP = 0.15  # seconds between two tokens, a chunk and the step, at most
 GAP_STEPS = 3  # or so many decode steps, where those are longer
 MARGIN = 0.9  # of that gap is planned: a chunk that takes 10 % longer than expected keeps the promise too
 SIZES = {True: (256, 4096), False: (16, 256)}  # smallest and largest chunk: worth its pass, and no long stall

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError, ContextOverflowError, DflashError, NoRoomError, as_exception
-from .generation import ROOM, Generation
+from .generation import RESERVE, Generation
 from .prefill_budget import PrefillBudget
 from .prefix_cache import common_prefix
 from .scoring import Scoring
@@ -60,7 +60,7 @@ class Loan(Generation):
         self.work, self.result = work, None
         self.remaining = room  # for the budget it is a prompt
 
-    def rooms(self) -> tuple[int, ...]:
+    def reservations(self) -> tuple[int, ...]:
         return (self.remaining,)
 
 
@@ -379,7 +379,7 @@ class Scheduler:
 
     def _slot_for(self, generation: Generation) -> CachedSlot | None:
         """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
-        for room in generation.rooms():
+        for room in generation.reservations():
             slot = self.slots.take(generation.ids, min(room, self.engine.n_ctx))
             if slot is not None:
                 return slot
@@ -526,7 +526,9 @@ class Scheduler:
         """Whether a sequence gets rows to go on with."""
         assert generation.slot is not None
         slot = generation.slot.slot
-        if not slot.grow(min(slot.n_tokens + ROOM, self.engine.n_ctx)) and not slot.grow(slot.n_tokens + 1):
+        if not slot.grow(min(slot.n_tokens + RESERVE, self.engine.n_ctx)) and not slot.grow(
+            slot.n_tokens + 1
+        ):
             return False
         generation.is_short = False
         return True

@@ -1,4 +1,4 @@
-"""One engine with its scheduler: requests in, events out. Knows nothing of HTTP or of response shapes."""
+"""One engine with its scheduler: requests in, events out. No HTTP, no response shapes."""
 
 from __future__ import annotations
 

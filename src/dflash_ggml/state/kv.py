@@ -1,7 +1,7 @@
 """K/V caches: rows of keys and values of all attention layers of a model.
 
 The rows of the whole context are reserved once, so that no pass ever waits for memory to move and no graph is lost; a graph
-reads those in use only (`kv_bucket`). On a CPU rows that nobody has written take no memory yet (`Store.reserve`).
+reads those in use only (`kv_bucket`). On a CPU, rows not yet written take no memory (`Store.reserve`).
 """
 
 from __future__ import annotations

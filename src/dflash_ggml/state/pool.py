@@ -59,7 +59,7 @@ class RowPool:
 
     def gathered(self, n: int, rows: range | None = None) -> list[tuple[range, range]] | None:
         """Where lent ranges must go, from and to, one after the other, so that a lent range can be extended to n rows, or n more
-        can be lent; None where there are not as many. Each goes where nobody is; what it leaves may overlap it. What is left
+        can be lent; None where there are not as many. Each goes to free rows, which its old ones may overlap. What is left
         over lies behind all of them in equal parts, none of more rows than the range before it has."""
         wanted = [max(n, len(one)) if one == rows else len(one) for one in self._lent]
         wanted += [n] if rows is None else []
@@ -70,7 +70,7 @@ class RowPool:
         for one, length in zip(self._lent, wanted):
             moves.append((one, range(at, at + len(one))))
             at += _units(length) + min(most, _units(length))
-        # to lower rows from the first on, to higher ones from the last on: nobody is there then
+        # to lower rows from the first on, to higher ones from the last on: those are free then
         down = [(one, to) for one, to in moves if to.start < one.start]
         up = [(one, to) for one, to in moves if to.start > one.start]
         return down + up[::-1]

@@ -123,7 +123,7 @@ class Ring:
             ranges[0] = np.maximum(positions - self.window + 1, 0) - base
             ranges[1] = positions - base + 1
         near[: before + n] = self.rows(state_index, base, before + n)
-        near[before + n :] = rows[0]  # any that holds numbers: nobody sees it
+        near[before + n :] = rows[0]  # any finite row: it is never seen
         if depths is None or own is None:
             return
         mask = graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
@@ -134,7 +134,7 @@ class Ring:
         mask[:, before + n :] = HIDDEN
 
     def fill_each(self, graph: Graph, n: int, trees: Sequence[Below]) -> None:
-        """Set the inputs of a pass of n columns over trees of several sequences, side by side from the first column on."""
+        """Set the inputs of a pass of n columns over trees of several sequences, concatenated from the first column on."""
         rows = graph.inputs[f"{self.name} rows"].array
         near, mask = rows[n:], graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
         mask[:] = HIDDEN
@@ -153,10 +153,10 @@ class Ring:
             spans[i] = at, at + before + w
             end = at + before + w
             at += padded(before + w, TILE)
-            near[end:at] = rows[0]  # any that holds numbers: nobody sees it
+            near[end:at] = rows[0]  # any finite row: it is never seen
             column += w
         near[at:] = rows[0]
-        # padding: behind the last tree, where nobody looks
+        # padding: behind the last tree, never read
         rows[column:n] = self.rows(tree.state_index, start + w, n - column)
         mask[column:, 0] = 0
         if f"{self.name} spans" in graph.inputs:
@@ -165,7 +165,7 @@ class Ring:
 
     @property
     def kept(self) -> list[tuple[Any, int, int]]:
-        """Keys and values of each layer, with the rows of the ring and how many of the last tokens somebody may yet see."""
+        """Keys and values of each layer, with the rows of the ring and how many of the last tokens may still be seen."""
         return [(t, self.n_rows, self.window - 1) for t in self.cache.slices]
 
     def close(self) -> None:

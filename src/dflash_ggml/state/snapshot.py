@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..ggml.bindings import lib
 from ..ggml.device import Device
 
-BLOCK = 256  # tokens whose K/V rows are copied together
+BLOCK = 256  # tokens whose K/V rows are copied at once
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
 
 class TargetState:
-    """Memory of a target for `n_states` sequences: their committed states, and room for trees of `max_width` nodes together.
+    """Memory of a target for `n_states` sequences: their committed states, and trees of `max_width` nodes in sum.
 
     Layers are asked for by their number in the model; of several ranks each sees its own (`of_rank`).
     """
@@ -52,7 +52,7 @@ class TargetState:
         `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
         window; `draft_device`: the side that has the features (None: the first)."""
         self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
-        # behind the rows are those of a pass's padding, which nobody reads
+        # the rows behind are a pass's padding, never read
         spare = SPARE if n_states > 1 else 0
         seen = spec.seeing(None)
         self.kv = KvCache(device, seen.kv, kv_type, n_rows + spare, seen.sides)
@@ -116,7 +116,7 @@ class TargetState:
     def _states_of(self, layer: int) -> LayerStates:
         return self.recurrent[self.spec.side(self._number(layer))]
 
-    def all_lanes(self, g: Graph, layer: int) -> tuple[Any, Any]:
+    def all_states(self, g: Graph, layer: int) -> tuple[Any, Any]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
         of, at = self._states_of(layer), self._place(layer)
         whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
@@ -147,7 +147,7 @@ class TargetState:
     def live_parts(self, state_index: int = 0) -> list[list]:
         """The recurrent state of a state index, what a snapshot must copy besides K/V rows: conv windows and delta-net states,
         of all layers in order, as so many tensors as there are sides that have some."""
-        return [list(t) for t in zip(*(of.lanes[state_index] for of in self.recurrent.values()))]
+        return [list(t) for t in zip(*(of.by_index[state_index] for of in self.recurrent.values()))]
 
     def live(self, state_index: int = 0) -> list:
         """The same as one list."""
@@ -182,7 +182,7 @@ class LayerStates:
     Attributes:
         windows, deltas: Of all state indices, [K-1, channels, ...] and [S, S, H_v, ...].
         window, delta: By layer, in state index 0.
-        lanes: By state index, windows and states of all layers.
+        by_index: By state index, windows and states of all layers.
         factors, conv_inputs: Of the nodes of trees, by layer; None without trees.
     """
 
@@ -197,7 +197,7 @@ class LayerStates:
         a_window, a_state = self.windows.nb[2], self.deltas.nb[3]
         self.window = [self.live.view(self.windows, i * a_window, *window) for i in range(n)]
         self.delta = [self.live.view(self.deltas, i * a_state, *state) for i in range(n)]
-        self.lanes = [
+        self.by_index = [
             (
                 self.live.view(self.windows, i * n * a_window, *window, n),
                 self.live.view(self.deltas, i * n * a_state, *state, n),
@@ -260,7 +260,7 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
     g = Graph(device, _commit_nodes(state))
     path = g.input("path", I32, max_path) if state.recurrent else None
     for of in state.recurrent.values():
-        windows, deltas = of.lanes[0]
+        windows, deltas = of.by_index[0]
         g.expand(g.ssm_conv_tree_commit(windows, of.conv_inputs, path))
         g.expand(g.gated_delta_net_tree_commit(deltas, of.factors, path))
     if move_rows:
@@ -276,7 +276,7 @@ def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved
     if state.recurrent:
         path, seqs = g.input("path", I32, max_path, n), g.input("seqs", I32, 3, n)
     for of in state.recurrent.values():
-        (k, c, layers), s = of.lanes[0][0].ne[0:3], of.deltas.ne[0]
+        (k, c, layers), s = of.by_index[0][0].ne[0:3], of.deltas.ne[0]
         a_window, a_delta = of.windows.nb[2], of.deltas.nb[3]
         windows = g.view(of.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
         rows = a_delta // (4 * s)

@@ -192,7 +192,7 @@ class ChatParser:
         self._opening = self._opening or Opening(self._schemas, self._form)
         verdict = self._opening.judge(self._buf, final)
         if cut and verdict == "text" and marker != "{" and self._opening.judge(self._buf) == "wait":
-            self._buf = self._space = ""  # a limit fell into the head of a call: nobody wants to read that
+            self._buf = self._space = ""  # a limit cut the head of a call: not worth showing
             return False
         if verdict == "wait":
             self._marker = marker

@@ -23,7 +23,7 @@ class TopLogprob:
 class TokenLogprob:
     """An emitted token with its log-probability and the best alternatives (sorted, best first).
 
-    offset: index of the character at which the token's text begins, in prompt and output of a completion together, in
+    offset: index of the character at which the token's text begins, in prompt and output of a completion concatenated, in
     the visible text of a chat. logprob is None for a prompt's first
     token, which nothing predicts, and where only the tokens were asked for.
     """

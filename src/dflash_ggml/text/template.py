@@ -135,7 +135,7 @@ class ChatTemplate:
         }
         try:
             text = rendered(self._template, scope)
-        except Exception as error:  # noqa: BLE001 - a template is a program of somebody else's
+        except Exception as error:  # noqa: BLE001 - a template is foreign code
             raise ConfigError(f"messages: the chat template refused them: {_words(error)}") from None
         if continue_final_message:
             head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
@@ -199,7 +199,7 @@ def last_thought(message: Mapping[str, Any], tags: Tags = TAGS) -> str | None:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One dialect from several: plain-text content, tool-call arguments as mappings, roles that nobody knows kept.
+    """One dialect from several: plain-text content, tool-call arguments as mappings, unknown roles kept.
 
     "developer" becomes "system", "function" becomes "tool", text parts are joined, a legacy function_call becomes a
     tool call. Raises ConfigError naming the message and field.

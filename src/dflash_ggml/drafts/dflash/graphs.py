@@ -35,15 +35,15 @@ def append_context(
         features = g.reshape(g.rms_norm(features, p.rms_eps, w[TAP_NORMS]), width, n)
     c = g.rms_norm(g.mul_mat(w["fc.weight"], features), p.rms_eps, w["enc.output_norm.weight"])
     caches = []
-    # products of one input stand together, right after its norm: the GPU converts it once for all of them
+    # matmuls of one input are adjacent, right after its norm: the GPU converts it once for all of them
     taken = [_last(g, group.n_rows, c, positions, of) for group, of in zip(context.groups, rows)]
-    products = []
+    matmuls = []
     for i in range(p.n_layers):
         y = taken[context.group(i)][0]
         if p.normed_taps:
             y = g.rms_norm(y, p.rms_eps, w[f"blk.{i}.attn_norm.weight"])
-        products.append([g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], y)) for x in "kv"])
-    for i, (k, v) in enumerate(products):
+        matmuls.append([g.expand(g.mul_mat(w[f"blk.{i}.attn_{x}.weight"], y)) for x in "kv"])
+    for i, (k, v) in enumerate(matmuls):
         name = f"blk.{i}.attn_"
         _, at, to = taken[context.group(i)]
         k = g.reshape(k, d, kv_heads, k.ne[1])
@@ -88,7 +88,7 @@ def draft_graph(
 ) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
-    With `seqs` any sequences draft so many blocks side by side, and all inputs and outputs have as many times the columns; the
+    With `seqs` a batch of sequences drafts so many blocks, and all inputs and outputs have as many times the columns; the
     masks are ranges of rows (see range_mask), and the input `roots` = pending tokens | their columns | zeros. `lattice` is then
     those of the blocks, one after the other.
 

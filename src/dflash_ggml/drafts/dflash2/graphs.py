@@ -22,7 +22,7 @@ class Convolution:
 
     def __init__(self, g: Graph, w: Mapping[str, Any], s: Selector, name: str, y, zeros) -> None:
         """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come. zeros
-        [D, 1, k]: what stands left of the blocks, of which k are side by side in B."""
+        [D, 1, k]: what stands left of the blocks, of which k are concatenated in B."""
         self.g, self.s, self.zeros, self.base = g, s, zeros, w[f"{name}_conv_base"]
         self.blocks = zeros.ne[2]
         self.dynamic = g.expand(g.mul_mat(w[f"{name}_conv_proj.weight"], y))

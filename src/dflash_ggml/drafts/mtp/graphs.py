@@ -13,7 +13,7 @@ from typing import Any
 
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
-from ...models.layers import product, products
+from ...models.layers import matmul, matmuls
 from ...models.prediction import EMBEDDING, NORM, Head
 from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
@@ -79,14 +79,14 @@ def joined(g: Graph, m: Parts, ids, h):
     p, name = m.head, m.head.prefix + "nextn."
     e = g.rms_norm(g.get_rows(m.w[m.embedding], ids), p.rms_eps, m.w[name + "enorm.weight"])
     h = g.rms_norm(h, p.rms_eps, m.w[name + "hnorm.weight"])
-    return product(g, m.w, name + "eh_proj", g.concat(e, h, 0))
+    return matmul(g, m.w, name + "eh_proj", g.concat(e, h, 0))
 
 
 def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
     """The cache once keys and values of the block's inputs x [D, n] are in `rows`."""
     p, name, n = m.head, m.head.prefix + "attn_", x.ne[1]
     y = g.rms_norm(x, p.rms_eps, m.w[m.head.prefix + "attn_norm.weight"])
-    k, v = products(g, m.w, [name + "k", name + "v"], y)
+    k, v = matmuls(g, m.w, [name + "k", name + "v"], y)
     k = g.rms_norm(g.reshape(k, p.head_dim, p.n_kv_heads, n), p.rms_eps, m.w[name + "k_norm.weight"])
     k = g.rope(k, positions, p.n_rot, p.rope_theta)
     return m.kv.layer(0).write(g, k, v, rows)
@@ -95,13 +95,13 @@ def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
 def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
     """The normed output [D, n] for the block's inputs x [D, n], whose keys and values are in the cache; mask [n_kv, n]."""
     p, w, name, d, n = m.head, m.w, m.head.prefix, m.head.head_dim, x.ne[1]
-    q_gate = product(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
+    q_gate = matmul(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
     strides = (2 * d * 4, 2 * d * p.n_heads * 4)
     q = g.rms_norm(g.view(q_gate, (d, p.n_heads, n), strides), p.rms_eps, w[name + "attn_q_norm.weight"])
     q = cache.queries(g, g.rope(q, position, p.n_rot, p.rope_theta))
     o = cache.attend(g, q, under(mask), n_kv)
     gate = g.cont(g.view(q_gate, (d, p.n_heads, n), strides, offset=d * 4), d * p.n_heads, n)
-    x = g.add(product(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, n), g.sigmoid(gate))), x)
+    x = g.add(matmul(g, w, name + "attn_output", g.mul(g.reshape(o, d * p.n_heads, n), g.sigmoid(gate))), x)
     x = g.add(p.ffn.build(g, w, name, g.rms_norm(x, p.rms_eps, w[name + "post_attention_norm.weight"])), x)
     return g.rms_norm(x, p.rms_eps, w[p.own(NORM, "output_norm.weight")])
 
@@ -148,7 +148,7 @@ def draft_graph(
             cache = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
         seen = g.view(built, (n_kv, 1), offset=i * built.nb[1])
         h = block(g, m, x, position, cache, seen, n_kv)
-        one = g.top_k_log_probs(product(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(candidates, m.head.n_vocab))
         best.append(g.reshape(one, one.ne[0], 2, 1))
         if i + 1 < depth:
             x = joined(g, m, g.cast(g.view(one, (1,)), I32), h)
@@ -188,7 +188,7 @@ def drafts_graph(
             cache = keys_values(g, m, x, position, into_row)
         seen = g.view(masks, (n_kv, k), (masks.nb[1],), offset=i * k * masks.nb[1])
         h = block(g, m, x, position, cache, seen, n_kv)
-        one = g.top_k_log_probs(product(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(candidates, m.head.n_vocab))
         whole = one if whole is None else g.concat(whole, one, 2)
         if i + 1 < depth:
             x = joined(g, m, g.reshape(g.cast(g.view(one, (1, k), (one.nb[2],)), I32), k), h)
