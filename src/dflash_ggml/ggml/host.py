@@ -1,4 +1,4 @@
-"""Free and total memory of the host, as the system reports it."""
+"""Free memory of the host, as the system reports it."""
 
 from __future__ import annotations
 
