@@ -1,4 +1,4 @@
-"""Our own CUDA files compile, where nvcc is installed (all of ggml-cuda would take half an hour)."""
+"""Our own CUDA files compile, where nvcc is installed, and for HIP where hipcc is (all of ggml-cuda would take half an hour)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GGML = ROOT / "vendor" / "llama.cpp" / "ggml"
-NVCC = shutil.which("nvcc")
+NVCC, HIPCC = shutil.which("nvcc"), shutil.which("hipcc")
 OURS = sorted(
     name
     for patch in (ROOT / "patches").glob("*.patch")
@@ -38,19 +38,24 @@ def test_compiles(name, tmp_path):
         "--expt-relaxed-constexpr",
         "--extended-lambda",
     ]
-    include = [
-        "-I",
-        str(GGML / "include"),
-        "-I",
-        str(GGML / "src"),
-        "-I",
-        str(GGML / "src" / "ggml-cuda"),
-        *stub,
-    ]
+    _compile([*command, *stub], name, tmp_path / "out.ptx")
+
+
+@pytest.mark.skipif(HIPCC is None, reason="hipcc is not installed")
+# of a folder of its own (sm90a/) are files for one NVIDIA architecture, which a HIP build leaves out
+@pytest.mark.parametrize("name", [name for name in OURS if Path(name).parent.name == "ggml-cuda"])
+def test_compiles_for_hip(name, tmp_path):
+    """Down to an AMD chip's assembly."""
+    flags = ["-S", "-O1", "-std=c++17", "-DGGML_USE_HIP", "-D__HIP_PLATFORM_AMD__"]
+    command = [HIPCC, "-x", "hip", "--offload-arch=gfx1151", "--cuda-device-only", *flags]
+    _compile(command, name, tmp_path / "out.s")
+
+
+def _compile(command: list[str], name: str, into: Path) -> None:
+    """Compile a file of the vendored tree."""
+    include = [f"-I{GGML / folder}" for folder in ("include", "src", "src/ggml-cuda")]
     source = ROOT / "vendor" / "llama.cpp" / name
-    done = subprocess.run(
-        [*command, *include, str(source), "-o", str(tmp_path / "out.ptx")], capture_output=True, text=True
-    )
+    done = subprocess.run([*command, *include, str(source), "-o", str(into)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
