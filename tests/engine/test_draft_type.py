@@ -115,7 +115,7 @@ def test_where_it_does_not_fit(
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):
-            loading._on_device(device, replace(config, draft_type=type_), file, target, source, None)
+            loading._on_device(device, replace(config, draft_type=type_), file, target, source, None, None)
     device.close()
     sizes = [next(part.nbytes(256) for part in parts if part.name == "draft weights") for parts in weights]
     assert sizes[0] == sizes[1] < sizes[2]

@@ -120,8 +120,12 @@ class Stepper:
         for sequence, width in zip(sequences, forest.widths):
             sequence.inconsistent = width == 1  # until the pass that commits it has completed
         graph = self.passes.verify(forest, watches, columns)
-        if not plain:
-            self.policy.think()  # while a GPU is at the pass
+        if not plain and self.passes.device.is_gpu:
+            self.policy.think()  # while the GPU is at the pass
+        elif not plain:  # the pass is over by now, and thinking is none of its time
+            clock.lap("verify")
+            self.policy.think()
+            clock.lap("tree")
         acceptance = Acceptance(self.passes, graph, forest, watches)
         if graphs.cold == cold:
             warm.append("verify")
