@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dflash_ggml.bench.needles import chosen
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
-from dflash_ggml.session.prompts import Prepared
 from dflash_ggml.session.requests import ChatRequest
 from dflash_ggml.session.session import Session
 from dflash_ggml.text import prompt_selection as selection
@@ -65,16 +65,6 @@ def cases(
         yield ids[:body].tolist(), asked[:2].tolist(), answer.tolist(), places
 
 
-def finished(session: Session, prepared: Prepared) -> Prepared:
-    """A prompt of which it is known what is prefilled."""
-    steps = session.chosen(prepared)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value
-
-
 def examine(
     engine: Engine, kind: int, length: int, n: int, keep: float, seed: int
 ) -> dict[str, dict[str, float]]:
@@ -93,7 +83,7 @@ def examine(
         kept = {
             "exact": replace(whole, selection=None),
             "lexical": session.prompts.make(replace(request, prompt_scorer="lexical")),
-            "model": finished(session, session.prompts.make(request)),
+            "model": chosen(session, session.prompts.make(request)),
         }
         by_chance = by_itself.select(chance, whole.text, whole.ids, keep, messages)
         kept["chance"] = replace(whole, ids=by_chance.ids, selection=by_chance)

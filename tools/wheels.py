@@ -5,7 +5,7 @@
 
 adds the builds for AVX-512 and AMX to a portable wheel; the best one for a machine is chosen at import. Each is a whole
 build of ggml for the CPU, some minutes on two cores, in a build folder of its own. `[tool.cibuildwheel]` in pyproject.toml
-runs this in manylinux's image, where `auditwheel` then names the wheel by the libraries that it needs.
+runs this in manylinux's image, where `auditwheel` then sets the platform tag.
 
     pip wheel . --no-deps -w cuda -C cmake.define.DFLASH_PORTABLE=ON -C cmake.define.GGML_CUDA=ON \\
         -C "cmake.define.CMAKE_CUDA_ARCHITECTURES=86-real;90-real"
@@ -87,7 +87,7 @@ def write(out: Path, files: Mapping[str, bytes], dist_info: str, record: str = "
 
 
 def merge(wheel: Path, found: Mapping[str, bytes], dest: Path) -> Path:
-    """Write the wheel with the bindings of the variants to a folder."""
+    """Write a wheel that contains the bindings of all variants to a folder."""
     out = dest / wheel.name
     out.unlink(missing_ok=True)
     dest.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def test_both_have_the_bits_of_one_sum(ranks: Device, cells: int, monkeypatch: p
 
 
 def test_who_waited_in_vain_says_so(ranks: Device) -> None:
-    """A word of the mailbox tells it, after which it waits for nobody: results are NaN."""
+    """The mailbox is marked as failed, and no later sum waits: results are NaN."""
     boxes, workspace, g = Mailboxes(ranks.sides), Workspace(ranks), Graph(ranks)
     sums(g, boxes, [(5,)], 2)
     g.place(workspace)
