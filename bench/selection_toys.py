@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dflash_ggml.bench.needles import chosen
+from dflash_ggml.bench.needles import finished
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.session.requests import ChatRequest
@@ -83,7 +83,7 @@ def examine(
         kept = {
             "exact": replace(whole, selection=None),
             "lexical": session.prompts.make(replace(request, prompt_scorer="lexical")),
-            "model": chosen(session, session.prompts.make(request)),
+            "model": finished(session, session.prompts.make(request)),
         }
         by_chance = by_itself.select(chance, whole.text, whole.ids, keep, messages)
         kept["chance"] = replace(whole, ids=by_chance.ids, selection=by_chance)

@@ -291,9 +291,7 @@ static void model(cudaStream_t s) {
 
 int main(int argc, char ** argv) {
     cudaDeviceProp p;
-    CHECK(cudaGetDeviceProperties(&p, 0));
-    n_sm = p.multiProcessorCount;
-    cudaStream_t s; CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    cudaStream_t s = open_device(p);
     const std::string mode = argc > 1 ? argv[1] : "check";
     printf("%s, %d multiprocessors\n", p.name, n_sm);
     if (mode == "check") return check(s);

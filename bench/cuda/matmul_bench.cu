@@ -323,9 +323,7 @@ static void model(cudaStream_t s, double peak, const bool tune) {
 
 int main(int argc, char ** argv) {
     cudaDeviceProp p;
-    CHECK(cudaGetDeviceProperties(&p, 0));
-    n_sm = p.multiProcessorCount;
-    cudaStream_t s; CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    cudaStream_t s = open_device(p);
     const std::string mode = argc > 1 ? argv[1] : "check";
     if (mode == "check") {
         const bool small = argc > 2 && std::string(argv[2]) == "small";

@@ -184,9 +184,7 @@ static void model(cudaStream_t s) {
 
 int main(int argc, char ** argv) {
     cudaDeviceProp p;
-    CHECK(cudaGetDeviceProperties(&p, 0));
-    n_sm = p.multiProcessorCount;
-    cudaStream_t s; CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    cudaStream_t s = open_device(p);
     CHECK(cudaMalloc(&frag, 16 << 20)); CHECK(cudaMalloc(&part, 64 << 20));
     CHECK(cudaMalloc(&done, 1 << 16)); CHECK(cudaMemset(done, 0, 1 << 16));
     CHECK(cudaMalloc(&x, 4ll*17408*64)); CHECK(cudaMalloc(&dst, 4ll*248320*24));

@@ -85,3 +85,11 @@ static double copy_bandwidth(cudaStream_t s) {
     CHECK(cudaFree(a)); CHECK(cudaFree(b));
     return 2.0*n/std::min(t0, t1)*1e-9;
 }
+
+// the first device's facts, and a stream of its own
+static cudaStream_t open_device(cudaDeviceProp & p) {
+    CHECK(cudaGetDeviceProperties(&p, 0));
+    n_sm = p.multiProcessorCount;
+    cudaStream_t s; CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    return s;
+}

@@ -127,7 +127,7 @@ def needle_jobs(bench: Bench) -> list[Job]:
                 prompt = Prompt(f"{kind}, {length}, {turn + 1}", kind, text, True)
                 for label, keep, way in ways:
                     asked = replace(request, prompt_keep=keep, prompt_scorer=way)
-                    prepared = chosen(session, session.prompts.make(asked))
+                    prepared = finished(session, session.prompts.make(asked))
                     if (
                         len(prepared.ids) + ANSWER > bench.engine.n_ctx
                     ):  # names may take more tokens than others
@@ -139,7 +139,7 @@ def needle_jobs(bench: Bench) -> list[Job]:
     return found
 
 
-def chosen(session: Session, prepared: Prepared) -> Prepared:
+def finished(session: Session, prepared: Prepared) -> Prepared:
     """A prompt of which it is known what is prefilled."""
     scoring = session.chosen(prepared)
     while True:
