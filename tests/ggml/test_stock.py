@@ -140,6 +140,27 @@ def test_delta_net_of_a_tree(native: Device, device: Device, n: int, h_k: int) -
     compare(native, device, build, stores, {"parents": parents})
 
 
+def test_delta_net_of_views_that_begin_anywhere(
+    native: Device, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ggml-vulkan would end the process: its shader takes no offset beside what memory can be bound at."""
+    n = 7
+    misaligned = []
+
+    def build(g: Graph, stores, inputs) -> None:
+        qkv, heads = stores["qkv"], ((H_K, 0), (H_K, H_K), (H_V, 2 * H_K))
+        views = [g.view(qkv, (S, h, n), (4 * S, qkv.nb[1]), offset=4 * (3 + at * S)) for h, at in heads]
+        out = g.output(g.gated_delta_net(*views, stores["decay"], stores["beta"], stores["state"]), "out")
+        misaligned.extend(out.src[i].view_offs % g.device.view_alignment for i in range(6))
+
+    stores = net_inputs(n) | {"state": numbers(H_V, S, S), "qkv": numbers(n, 3 + S * (2 * H_K + H_V)) / 4}
+    stores = {name: a for name, a in stores.items() if name not in ("q", "k", "v")}
+    expected = run(native, build, stores, {})["out"]
+    monkeypatch.setattr(Device, "view_alignment", 64)
+    assert_close(run(device, build, stores, {})["out"], expected, "out")
+    assert not any(misaligned)
+
+
 @pytest.mark.parametrize("path", [[0], [0, 2, 3], [0, 1, 3, 5, 6], [-1]])
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_commit_of_a_delta_net(

@@ -330,7 +330,12 @@ class Operations:
     def gated_delta_net(self, q, k, v, g, beta, state):
         """Outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]. Token after token, or in chunks
         where the device has that and the columns are enough for it to be faster; never in reference mode."""
-        return lib.ggml_gated_delta_net_chunked(self.ctx, q, k, v, g, beta, state)
+        # ggml-vulkan ends the process on a view that it cannot bind, which its `supports_op` does not ask
+        bound = (
+            t if t.view_offs % self.device.view_alignment == 0 else self.cont(t)
+            for t in (q, k, v, g, beta, state)
+        )
+        return lib.ggml_gated_delta_net_chunked(self.ctx, *bound)
 
     def ssm_conv_tree(self, state, x, c, parents):
         """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
