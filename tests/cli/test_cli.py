@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -560,6 +561,19 @@ def start(*flags: str) -> subprocess.Popen[bytes]:
 def test_help() -> None:
     done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True, timeout=300)
     assert "usage: dflash-run" in done.stdout and "--budget" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["cli.run", "cli.chat", "server.cli"])
+def test_help_fits_two_screens(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 rows; --help-all has every option, and --help no other than those."""
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = importlib.import_module(f"dflash_ggml.{module}").build_parser()
+    usual, every = parser.format_help(), parser.format_all_help()
+    assert usual.count("\n") <= 80 and every.count("\n") > 120
+    assert set(re.findall(r"^  (-\S+)", usual, re.MULTILINE)) < set(re.findall(r"^  (-\S+)", every, re.MULTILINE))
+    assert "--help-all" in usual and "--prompt-keep" not in usual and "--prompt-keep" in every
+    for flag in (*parser._usual, "--help-all"):  # a name that the command lacks would show nothing
+        assert flag in parser._option_string_actions
 
 
 def test_interrupt() -> None:

@@ -92,6 +92,10 @@ _DECODING = f"""
 --no-calibrate | do not measure at the first start what passes cost here; auto then learns it while decoding
 --reproducible | no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU
 """
+# of these and of the sampler's, what `--help` shows where it does not show all
+USUAL = (
+    "-m -md -hf -hfd --list-pairs -c --gpu-memory -t -ngl --mode --budget --temp --top-k --top-p --min-p -s"
+)
 
 
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:

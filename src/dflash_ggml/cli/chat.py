@@ -18,7 +18,7 @@ from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..session.session import Session
 from . import chat_options as chats
-from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
+from .arguments import USUAL, add_model_options, engine_config, token_limit, warn_of_threads
 from .chat_options import file_text
 from .command import run_command
 from .interrupt import leave
@@ -45,7 +45,11 @@ _FILES = f"""
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = Parser(prog="dflash-chat", description="Talk to a model in the terminal; /help lists commands.")
+    parser = Parser(
+        prog="dflash-chat",
+        description="Talk to a model in the terminal; /help lists commands.",
+        usual=f"-sys -n --think --load -v {USUAL}",
+    )
     add = parser.add_argument_group("conversation").add_argument
     add_table(
         add,

@@ -13,7 +13,38 @@ from .streams import end_output, named
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage. An option without effect leaves the word behind it alone."""
+    """Says what is wrong in one line, without the whole usage. An option without effect leaves the word behind it alone.
+
+    Args:
+        usual: Flags that `--help` shows, with spaces between; `--help-all` shows all. Without it `--help` does.
+    """
+
+    def __init__(self, *args: Any, usual: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._usual = frozenset(usual.split())
+        if usual:
+            self._usual |= {"--help", "--help-all", "--version"}
+            self.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and leave")
+
+    def format_help(self) -> str:
+        """As argparse's, of the usual options."""
+        if not self._usual:
+            return super().format_help()
+        rare = [a for a in self._actions if a.option_strings and self._usual.isdisjoint(a.option_strings)]
+        helps, usage = [action.help for action in rare], self.usage
+        for action in rare:
+            action.help = argparse.SUPPRESS
+        self.usage = "%(prog)s [options]"
+        try:
+            return super().format_help()
+        finally:
+            self.usage = usage
+            for action, shown in zip(rare, helps):
+                action.help = shown
+
+    def format_all_help(self) -> str:
+        """The help with every option."""
+        return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None, **more: Any) -> Any:
         """As argparse's, which would take any word for the value of `-fa`."""
@@ -30,7 +61,17 @@ class Parser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+        flag = "--help-all" if self._usual else "--help"
+        self.exit(2, f"{self.prog}: {message}; {flag} lists the options\n")
+
+
+class HelpAll(argparse.Action):
+    """`--help-all`: every option."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
+        """Print them and leave."""
+        assert isinstance(parser, Parser)
+        _print_and_leave(parser, parser.format_all_help().rstrip("\n"))
 
 
 class Version(argparse.Action):

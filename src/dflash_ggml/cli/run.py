@@ -23,7 +23,7 @@ from ..session.prompts import Prepared
 from ..session.requests import ChatRequest, CompletionRequest
 from ..session.session import Session, run_chat, run_completion
 from . import chat_options as chats
-from .arguments import add_model_options, engine_config, token_limit, warn_of_threads
+from .arguments import USUAL, add_model_options, engine_config, token_limit, warn_of_threads
 from .chat_options import file_text
 from .command import run_command
 from .interrupt import Interrupt
@@ -54,6 +54,7 @@ _OUTPUT = """
 --versus-plain | afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth
 -v --verbose | print the widths that auto chose, the device and the sizes of everything on it
 """
+_USUAL = f"-p -f --chat -sys --think -n -j --json -v {USUAL}"
 _SOURCES = "give --prompt TEXT, -f FILE, or - for standard input"
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\])""")
@@ -66,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Complete a prompt, decoding with DFlash drafts and DDTree verification.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usual=_USUAL,
     )
     add = parser.add_argument_group("prompt").add_argument
     add_table(add, "-p --prompt TEXT | the prompt\n-f --file FILE | read the prompt from a file")

@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from ..cli.arguments import add_model_options, engine_config, file_metadata, token_limit, warn_of_threads
+from ..cli.arguments import (
+    USUAL,
+    add_model_options,
+    engine_config,
+    file_metadata,
+    token_limit,
+    warn_of_threads,
+)
 from ..cli.chat_options import add_chat_options, session_options
 from ..cli.option_table import add_table
 from ..cli.parser import Parser
@@ -75,6 +82,7 @@ _SERVER = """
 --allowed-host NAME hosts | further Host header to accept on loopback, by which a proxy or a container asks; *.NAME: all below it
 --cors-origin URL,... names | let pages of these origins call the API, *: of all; may be repeated
 """
+_USUAL = f"--host --port --api-key --api-key-file -a -np -n --cache-mb --think -v {USUAL}"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -84,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serve a model over OpenAI's and Anthropic's APIs, with DFlash drafts and DDTree.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        usual=_USUAL,
     )
     add = parser.add_argument_group("server").add_argument
     names = {"type": _listed, "action": "extend", "default": []}
