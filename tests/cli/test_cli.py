@@ -570,7 +570,9 @@ def test_help_fits_two_screens(module: str, monkeypatch: pytest.MonkeyPatch) -> 
     parser = importlib.import_module(f"dflash_ggml.{module}").build_parser()
     usual, every = parser.format_help(), parser.format_all_help()
     assert usual.count("\n") <= 80 and every.count("\n") > 120
-    assert set(re.findall(r"^  (-\S+)", usual, re.MULTILINE)) < set(re.findall(r"^  (-\S+)", every, re.MULTILINE))
+    assert set(re.findall(r"^  (-\S+)", usual, re.MULTILINE)) < set(
+        re.findall(r"^  (-\S+)", every, re.MULTILINE)
+    )
     assert "--help-all" in usual and "--prompt-keep" not in usual and "--prompt-keep" in every
     for flag in (*parser._usual, "--help-all"):  # a name that the command lacks would show nothing
         assert flag in parser._option_string_actions
