@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml.bindings import lib
 from dflash_ggml.ggml.store import Store
+from dflash_ggml.ggml.weights import Source, has_matmul_layout
 from reference.engine_kit import Solo
+from reference.kv_toys import VARIANTS, write_target
 
 IDS = np.random.default_rng(3).integers(0, 60, 4300).tolist()
 
@@ -138,3 +142,18 @@ def test_a_limit_for_a_gpu_says_once_that_it_limits_nothing_on_the_cpu(toy_pair,
         caplog.clear()
         with Solo.load(replace(config, gpu_memory=limit)):
             assert sum("gpu_memory" in r.getMessage() for r in caplog.records) == said
+
+
+def test_a_tied_embedding_is_copied_where_matmuls_have_a_layout_of_their_own(tmp_path):
+    """Rows are looked up in the file's bytes, logits come from a copy in the layout; the plan counts it."""
+    path = write_target(tmp_path, 46, GGMLQuantizationType.Q8_0, **VARIANTS[46])
+    logits = {}
+    for reference in (True, False):
+        with Solo.load(EngineConfig(path, n_ctx=512, reference=reference, n_threads=1, n_gpu_layers=0)) as e:
+            weights = e.passes.weights
+            source = Source(lib.GGML_TYPE_Q8_0, (64, 64), b"")
+            assert ("output.weight" in weights) == has_matmul_layout(e.device, source)
+            assert e.memory.parts["target weights"] == weights.nbytes
+            e.prefill(IDS[:20])
+            logits[reference] = np.array(e.sequence.logits)
+    np.testing.assert_allclose(logits[False], logits[True], atol=0.05 * np.abs(logits[True]).max())

@@ -206,13 +206,12 @@ def examine_memory(
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
     from ..engine.memory_planner import fitting_needs, free_on_sides, layers_to_keep
-    from ..engine.placement import choose_device
+    from ..engine.placement import as_computed, choose_device
     from ..ggml.stock import lacking
 
     try:
         with closing(choose_device(config)) as device:
-            if device.n_ranks > 1:
-                target = target.ranked(device.n_ranks)
+            target = as_computed(target, file, device)
             if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
             wanted = fitting_needs(device, config, file, target, draft, scorer)

@@ -26,7 +26,7 @@ from .kernel_tuning import without_kernels
 from .known_costs import known_costs
 from .memory_planner import decode_window, default_slots, fitting_needs, plan_needs
 from .passes import TargetPasses, allocated
-from .placement import choose_device, one_at_a_time
+from .placement import as_computed, choose_device, one_at_a_time
 from .scorer import Scorer, ScorerSource
 
 Progress = Callable[[str, int, int], None]
@@ -119,8 +119,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     device, costs, costs_file = choose_device(config), Costs(), None
     config = one_at_a_time(device, config)
     try:
-        if device.n_ranks > 1:
-            target = target.ranked(device.n_ranks)
+        target = as_computed(target, file, device)
         passes, drafter, scorer, memory, batches, over = _on_device(
             device, config, file, target, draft, source, progress
         )

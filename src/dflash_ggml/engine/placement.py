@@ -12,8 +12,11 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ConfigError
+from ..files.gguf import GGUFFile
 from ..ggml.device import Device, DeviceInfo, list_devices
+from ..ggml.weights import Source, has_matmul_layout
 from ..models.ranks import rank_of
+from ..models.target import Target
 
 log = logging.getLogger("dflash_ggml")
 LAYER = re.compile(r"blk\.(\d{1,6})\.")
@@ -41,6 +44,20 @@ def choose_device(config: EngineConfig) -> Device:
             _check_kinds([*infos, info])
             device.join(_open(info, config), has_layers=False)
     return device
+
+
+def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
+    """The target as the device computes it: one of ranks on several, and with a copy of a tied embedding as output matrix where
+    that takes a layout made for matmuls.
+
+    Raises ConfigError for a target that cannot be shared by ranks."""
+    if device.n_ranks > 1:
+        return target.ranked(device.n_ranks)
+    name = target.embedding_name
+    info = file.tensors[name]
+    if target.tied_head and has_matmul_layout(device, Source(info.type, info.shape, file.data(name))):
+        return target.untied()
+    return target
 
 
 def one_at_a_time(device: Device, config: EngineConfig) -> EngineConfig:

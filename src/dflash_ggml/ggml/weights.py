@@ -300,6 +300,11 @@ def _is_aligned(data) -> bool:
     return memoryview(data).c_contiguous and _place(data)[0] % TENSOR_ALIGNMENT == 0
 
 
+def has_matmul_layout(device: Device, s: Source) -> bool:
+    """Whether a matrix on this device takes a layout made for matmuls, in which its rows cannot be looked up."""
+    return any(_suits(device, s, buffer_type) for buffer_type in device.matmul_buffer_types())
+
+
 def _suits(device: Device, s: Source, buffer_type) -> bool:
     """Whether a matrix may lie in a layout made for matmuls. Rows of one block may not: from 32 columns on, ggml's AMX kernels
     add what they sum over them to memory that was not cleared."""

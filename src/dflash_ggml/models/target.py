@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ..errors import ConfigError
@@ -94,13 +94,17 @@ class Target(ABC):
         """Name -> shape (ggml order) of every tensor that the graph uses."""
 
     def sources(self, file: GGUFFile) -> dict[str, Source]:
-        """Name -> bytes of every one of `tensors` in an open file, in the order in which it has them."""
+        """Name -> bytes of every one of `tensors` in an open file, in the order in which it has them; where it has no output
+        matrix, the embedding's."""
         wanted, found = self.tensors(), file.tensors
-        return {
+        sources = {
             name: Source(info.type, wanted[name], file.data(name))
             for name, info in found.items()
             if name in wanted
         }
+        if not self.tied_head:
+            sources.setdefault("output.weight", sources[self.embedding_name])
+        return sources
 
     @abstractmethod
     def state_spec(self) -> StateSpec:
@@ -135,6 +139,10 @@ class Target(ABC):
         raise ConfigError(
             "split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)"
         )
+
+    def untied(self) -> Target:
+        """The same with an output matrix of its own, which is the embedding a second time."""
+        return replace(self, tied_head=False)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property
     def embedding_name(self) -> str:

@@ -55,7 +55,7 @@ class GGUFTarget(TargetModel):
             raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[train]'") from None
         try:
             reader = GGUFReader(path)
-        except (OSError, ValueError) as reason:
+        except (OSError, ValueError, IndexError) as reason:  # the last: a file that ends early
             raise ModelFileError(f"{path}: {reason}") from None
         self.path, self.device = path, device
         self.keys = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
