@@ -43,11 +43,15 @@ def add_memory_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-ncmoe", "--n-cpu-moe", type=int, metavar="N")
     parser.add_argument("-dev", "--device", type=lambda names: tuple(names.split(",")), metavar="NAME,...")
     parser.add_argument("-sm", "--split-mode", choices=get_args(SplitMode))
+    parser.add_argument("-devd", "--device-draft", metavar="NAME", dest="draft_device")
 
 
 def memory_options(args: argparse.Namespace) -> dict[str, Any]:
     """What they say, as fields of EngineConfig."""
-    return {name: getattr(args, name) for name in ("gpu_memory", "n_cpu_moe", "device", "split_mode")}
+    return {
+        name: getattr(args, name)
+        for name in ("gpu_memory", "n_cpu_moe", "device", "split_mode", "draft_device")
+    }
 
 
 def add_cache_types(parser: argparse.ArgumentParser) -> None:

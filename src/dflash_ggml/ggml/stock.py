@@ -37,14 +37,17 @@ log = logging.getLogger("dflash_ggml")
 
 
 def is_composed(device: Device, node) -> bool:
-    """Whether `node`, an operation of our own, has to be composed on this device; the first time that is reported."""
-    if not device.stock and lib.ggml_backend_dev_supports_op(device.info.handle, node):
+    """Whether `node`, an operation of our own, has to be composed on the side of this device where its weights or state lie; the
+    first time that is reported."""
+    # ggml-cuda supports nothing whose sources lie on another device
+    by = next((device.owner(t) for t in node.src if t != ffi.NULL and device.side(t) is not None), device)
+    if not device.stock and lib.ggml_backend_dev_supports_op(by.info.handle, node):
         return False
     name = ffi.string(lib.ggml_op_desc(node)).decode()
     title = _TITLES.get(name, name)
     if title not in device.composed:
         device.composed.add(title)
-        log.info("%s: %s by composition", device.info.name, title)
+        log.info("%s: %s by composition", by.info.name, title)
     return True
 
 
