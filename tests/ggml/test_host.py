@@ -1,4 +1,4 @@
-"""The host's memory where the system tells less of it, as macOS does."""
+"""The host's memory and cores where the system tells less of them, as macOS does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_ggml.ggml import host
+from dflash_ggml.ggml import device, host
 
 
 def test_a_system_that_tells_what_it_has_and_not_what_is_free(
@@ -27,3 +27,8 @@ def test_a_system_that_tells_what_it_has_and_not_what_is_free(
     monkeypatch.setattr(os, "sysconf", sysconf)
     monkeypatch.setattr(os, "sysconf_names", dict.fromkeys(sizes, 0))
     assert host.free_memory() == 500 * 4096
+
+
+def test_a_system_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert device.usable_cpus() == os.cpu_count() and 1 <= device.physical_cores() <= device.usable_cpus()
