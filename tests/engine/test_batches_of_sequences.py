@@ -93,9 +93,24 @@ class Job:
         options: dict[str, Any] = {"max_tokens": self.n, "mode": "plain", "stop": lambda token: False}
         return [t for step in engine.generate(self.sampler, **options) for t in step.tokens]
 
-    def join(self, engine: Solo, room: int) -> None:
+    def join(self, engine: Solo, room: int, others: list[Job] | None = None, size: int = 0) -> None:
+        """Prefill the prompt: in chunks of so many tokens, in the passes of others where there are some."""
         self.place = engine.open(room)
-        self.place.prefill(self.prompt)
+        at = 0
+        while at < len(self.prompt) and any(job.run.finish is None for job in others or ()):
+            decoding = [job for job in others or () if job.run.finish is None]
+            steps: list[Any] = []
+            self.place.prefill(
+                self.prompt[at : at + size],
+                beside=lambda run, decoding=decoding, steps=steps: steps.extend(
+                    engine.step([job.run for job in decoding], run)
+                ),
+            )
+            for job, step in zip(decoding, steps, strict=True):
+                assert not isinstance(step, Exception), repr(step)
+                job.written += step.tokens
+            at += size
+        self.place.prefill(self.prompt[at:]) if at < len(self.prompt) else None
         self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
         self.written += self.place.first().tokens
 
@@ -203,3 +218,21 @@ def test_what_is_thought_after_a_pass_is_none_of_its_time(
 def test_the_plan_is_what_is_allocated(engine: Solo) -> None:
     allocated = {name: size for name, size in engine.nbytes.items() if name != SCRATCH and size}
     assert allocated == {name: engine.memory.parts[name] for name in allocated}
+
+
+def test_a_prompt_in_the_passes_of_others_changes_no_text(engine: Solo) -> None:
+    """Nor do they change what follows the prompt: chunks of 1 to 60 tokens beside one to three sequences."""
+    if not engine.takes_beside:
+        pytest.skip("its rows are gathered")
+    jobs = some_jobs(engine, 4, seed=8)
+    for job in jobs:
+        job.n = 60
+    expected = [job.alone(engine) for job in jobs]
+    for i, (job, size) in enumerate(zip(jobs, (1, 60, 9, 24))):
+        job.join(engine, 20, jobs[:i], size)
+    while going := [job for job in jobs if job.run.finish is None]:
+        for job, step in zip(going, engine.step([job.run for job in going]), strict=True):
+            job.written += step.tokens
+    assert [job.written for job in jobs] == expected
+    for job in jobs:
+        job.place.close()

@@ -23,7 +23,8 @@ class Forest:
 
     __slots__ = ("_arrays", "blocks", "firsts", "sequences", "trees", "used", "width", "widths")
 
-    def __init__(self, sequences: Items[Sequence], trees: Items[Tree]) -> None:
+    def __init__(self, sequences: Items[Sequence], trees: Items[Tree], multiple: int = 1) -> None:
+        """multiple: of which the width of the pass is one."""
         self.sequences, self.trees = tuple(sequences), tuple(trees)
         self.used = 0
         self.widths: list[int] = []  # list[int]() would take longer than all of this with one tree
@@ -35,7 +36,7 @@ class Forest:
             self.widths.append(width)
             self.firsts.append(first)
             self.blocks.append((sequence, tree, slice(first, self.used)))
-        self.width = verify_width(self.used - 1)
+        self.width = -(-verify_width(self.used - 1) // multiple) * multiple
         self._arrays: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     @property

@@ -16,7 +16,7 @@ from ..policy.policy import Policy
 from .loading import Loaded, Progress, load
 from .passes import allocated
 from .slot import Slot
-from .step import Step, Stepper
+from .step import Step, Stepper, Verify
 
 
 class Engine:
@@ -126,8 +126,16 @@ class Engine:
 
     # ---- decode
 
-    def step(self, sequences: Items[Sequence]) -> list[Step | Exception]:
+    @property
+    def takes_beside(self) -> bool:
+        """Whether `Slot.prefill` can step other sequences in its pass."""
+        return self.passes.takes_beside and not self.config.reproducible
+
+    def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
         """Step sequences of different slots once, in one pass where they can share it.
+
+        Args:
+            beside: Runs that pass, a prompt's batch with it; they draft nothing then.
 
         Returns:
             By sequence its step, or the error with which it failed alone: that of its sampler, or NoRoomError, after which
@@ -152,7 +160,7 @@ class Engine:
                 self._slots[sequence.state_index].kv.overwrite()
             for part in (batch, *([sequence] for sequence in alone)):
                 if part:
-                    came.update(zip(map(id, part), self._step_batch(part)))
+                    came.update(zip(map(id, part), self._step_batch(part, beside if part is batch else None)))
             return [came[id(sequence)] for sequence in sequences]
 
     def _unready(self, sequence: Sequence) -> Exception | None:
@@ -168,13 +176,13 @@ class Engine:
             return ConfigError("this generation has failed or was never begun by `first`; begin another one")
         return None
 
-    def _step_batch(self, batch: list[Sequence]) -> list[Step | Exception]:
+    def _step_batch(self, batch: list[Sequence], beside: Verify | None) -> list[Step | Exception]:
         """One step of a batch. Sequences with NaN logits are stepped once more, alone and without a tree: a column that
         overflows may contaminate all that a kernel computes in the same batch. If every solo retry succeeds, they stay isolated,
         since to recompute a sequence is too dear for every step."""
         slots = [self._slots[s.state_index] for s in batch]
         try:
-            steps = self.stepper.step(batch, self._idle(batch))
+            steps = self.stepper.step(batch, self._idle(batch), beside is not None, beside)
         finally:
             for slot in slots:
                 slot.kv.clear_nonfinite()

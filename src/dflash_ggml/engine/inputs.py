@@ -14,11 +14,11 @@ from ..decode.tree import Tree, observers
 from ..ggml.graph import Graph
 
 
-def fill_span(graph: Graph, sequence: Sequence, columns: int) -> None:
-    """The rows that a pass of one sequence sees, where its graph asks."""
-    if "span" in graph.inputs:
-        graph.inputs["span"].array[:] = sequence.first_row, sequence.rows(columns).stop
-        graph.inputs["spanned"].array[:] = 0, 0, columns
+def fill_span(graph: Graph, sequence: Sequence, columns: int, name: str = "") -> None:
+    """The rows that a pass of one sequence sees, where its graph asks. name: what the inputs' names begin with."""
+    if f"{name}span" in graph.inputs:
+        graph.inputs[f"{name}span"].array[:] = sequence.first_row, sequence.rows(columns).stop
+        graph.inputs[f"{name}spanned"].array[:] = 0, 0, columns
 
 
 def own_columns(tree: Tree, width: int) -> NDArray[np.bool_]:

@@ -29,7 +29,7 @@ from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import ResidentMask
-from ..state.memory import SCRATCH, part_on
+from ..state.memory import SCRATCH, padded, part_on
 from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
@@ -40,6 +40,7 @@ from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns over which a matmul costs little more than over one (bench/notes-matmul.md)
 GRAPHS = 48  # that are kept for one sequence; several have their own
+BESIDE = 8  # forests beside a prompt's batch have multiples of so many columns, so that few graphs are built
 CARRIED = 1024  # cache rows that one run carries elsewhere
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
@@ -54,6 +55,11 @@ def most_columns(max_width: int, n_states: int) -> int:
 def tree_width(budget: int, depth: int) -> int:
     """Columns of the widest verify pass: a tree of `budget` nodes or a whole chain, whichever is wider."""
     return verify_width(max(budget, depth))
+
+
+def beside_width(n: int) -> int:
+    """Columns that n sequences take beside those of a prompt."""
+    return padded(n, BESIDE)
 
 
 class TargetPasses(PassOutputs):
@@ -124,6 +130,10 @@ class TargetPasses(PassOutputs):
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+        if self.takes_beside:
+            n = beside_width(self.state.n_states)
+            batch = self._joined(max(columns - n, 1), n, append, None)
+            self.target.build(batch, self.state, self.weights).place(self.workspace).close()
         if self.window is not None:  # what its passes gather may be more
             batch = Batch(max(self.max_width, 1), 0, self.tree_mask, self.taps, window=self.window)
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()
@@ -145,6 +155,18 @@ class TargetPasses(PassOutputs):
     def takes_several(self) -> bool:
         """Whether a pass may have trees of several sequences: the rows of a decode window are gathered for one."""
         return self.window is None
+
+    @property
+    def takes_beside(self) -> bool:
+        """Whether sequences that decode fit into the pass of another one's prompt: rows of a window or a ring are gathered."""
+        return self.state.n_states > 1 and self.window is None and not self.state.rings
+
+    def _joined(self, columns: int, forest: int, append: Append | None, reduction: Reduction | None) -> Batch:
+        """A prompt's batch of so many columns behind a forest of as many."""
+        n_kv, n_states = self.n_rows, self.state.n_states
+        first = Batch(forest, n_kv, None, self.taps, None, reduction, "every", None, n_states, True)
+        taps = self.taps if append else ()
+        return Batch(columns, n_kv, None, taps, append, seqs=1, beside=first)
 
     # ---- passes
 
@@ -183,26 +205,59 @@ class TargetPasses(PassOutputs):
         if window is not None:
             alone = np.zeros(1, np.int32), np.ones((1, 1), bool)
             window.fill(graph, sequence.first_row, sequence.n_tokens, *alone)
-        fill_span(graph, sequence, n)
-        first, start = sequence.first_row, ahead.start
-        if n == 1:  # most passes of a text that is decoded plainly
-            graph.inputs["ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
-        else:
-            steps = np.arange(n, dtype=np.int32)
-            inputs = graph.inputs["ints"].array.reshape(7, n)
-            inputs[:5] = ids, sequence.n_tokens + steps, start + steps, steps - 1, steps
-            inputs[5] = first
-            np.add(steps, start + 1, inputs[6])
+        self._fill_linear(graph, sequence, ids)
         for ring in self.state.rings:
             ring.fill(graph, sequence.state_index, sequence.n_tokens, n)
-        for fill in graph.fillers:
-            fill(sequence)
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:
             fill_watch(graph, watch)
         graph.run()
         return graph
+
+    def joined(
+        self,
+        sequence: Sequence,
+        ids: Items[int],
+        append: Append | None,
+        forest: Forest,
+        watches: Items[Watch | None],
+        columns: Items[int],
+    ) -> Graph:
+        """Both `linear` for a prompt's ids and `verify` for a forest of trees of one column, in one pass: a column of the outputs
+        for each of the forest's, and behind them that of the last id."""
+        n, first = len(ids), forest.width
+        reduction = _REDUCTIONS if any(watches) else None
+        graph = self.graphs.get(
+            ("joined", n, first, append is None, reduction),
+            lambda: self.target.build(
+                self._joined(n, first, append, reduction), self.state, self.weights
+            ),
+        )
+        self._fill_forest(graph, forest, watches, columns)
+        graph.inputs["chunk seqs"].array[:] = sequence.state_index, 0, n
+        self._fill_linear(graph, sequence, ids, "chunk ")
+        of_all = graph.inputs["joined"].array.reshape(3, first + n)
+        of_all[:, :first] = graph.inputs["ints"].array.reshape(4, first)[:3]
+        of_all[:, first:] = graph.inputs["chunk ints"].array.reshape(7, n)[:3]
+        graph.run()
+        return graph
+
+    @staticmethod
+    def _fill_linear(graph: Graph, sequence: Sequence, ids: Items[int], name: str = "") -> None:
+        """The inputs of a linear batch that say where its columns lie."""
+        n, first, start = len(ids), sequence.first_row, sequence.rows(1).start
+        fill_span(graph, sequence, n, name)
+        if n == 1:  # most passes of a text that is decoded plainly
+            graph.inputs[f"{name}ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
+        else:
+            steps = np.arange(n, dtype=np.int32)
+            inputs = graph.inputs[f"{name}ints"].array.reshape(7, n)
+            inputs[:5] = ids, sequence.n_tokens + steps, start + steps, steps - 1, steps
+            inputs[5] = first
+            np.add(steps, start + 1, inputs[6])
+        for fill in graph.fillers:
+            fill(sequence)
 
     def verify(
         self, forest: Forest, watches: Items[Watch | None] = (None,), columns: Items[int] = ()
@@ -231,7 +286,7 @@ class TargetPasses(PassOutputs):
 
     def fixed_columns(self, forest: Forest) -> bool:
         """Whether features can only go to the columns that have the nodes' indices."""
-        return len(forest.sequences) == 1 and forest.width > 1 and not forest.sequences[0].state_index
+        return len(forest.sequences) == 1 and forest.used > 1 and not forest.sequences[0].state_index
 
     def _verify_tree(self, sequence: Sequence, tree: Tree, watch: Watch | None) -> Graph:
         """A lone tree of state index 0."""
@@ -314,11 +369,8 @@ class TargetPasses(PassOutputs):
 
     def _verify_forest(self, forest: Forest, watches: Items[Watch | None], columns: Items[int]) -> Graph:
         """Trees of several sequences, or one of any state index."""
-        width, n_states, used = forest.width, self.state.n_states, forest.used
-        widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
-        starts = [s.first_row + n for s, n in zip(forest.sequences, lasts)]
-        ends = [start + n for start, n in zip(starts, widths)]
-        bucket = self.bucket(max(ends))
+        width, n_states = forest.width, self.state.n_states
+        bucket = self.bucket(max(s.rows(n).stop for s, n in zip(forest.sequences, forest.widths)))
         window = None
         if not self.takes_several:
             (sequence,), (tree,) = forest.sequences, forest.trees
@@ -332,6 +384,23 @@ class TargetPasses(PassOutputs):
                 self.weights,
             ),
         )
+        self._fill_forest(graph, forest, watches, columns, window)
+        graph.run()
+        return graph
+
+    def _fill_forest(
+        self,
+        graph: Graph,
+        forest: Forest,
+        watches: Items[Watch | None],
+        columns: Items[int],
+        window: DecodeWindow | None = None,
+    ) -> None:
+        """The inputs of a forest."""
+        width, n_states, used = forest.width, self.state.n_states, forest.used
+        widths, lasts = forest.widths, [s.n_tokens for s in forest.sequences]
+        starts = [s.first_row + n for s, n in zip(forest.sequences, lasts)]
+        ends = [start + n for start, n in zip(starts, widths)]
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         # one array for what all columns of a text share: text by text numpy's calls would take longer than the pass can wait
         firsts = [s.first_row for s in forest.sequences]
@@ -356,6 +425,7 @@ class TargetPasses(PassOutputs):
                 spans[: len(widths)] = list(zip(firsts, ends))
                 spans[len(widths) :] = 0
         if window is not None:
+            (sequence,), (tree,) = forest.sequences, forest.trees
             positions[padding] = sequence.n_tokens
             own = own_columns(tree, width)  # padding sees itself
             window.fill(graph, sequence.first_row, sequence.n_tokens, positions - sequence.n_tokens, own)
@@ -368,10 +438,8 @@ class TargetPasses(PassOutputs):
                 ring.fill_each(graph, width, below)
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
-        if reduction:
+        if any(watches):
             fill_watches(graph, forest, watches)
-        graph.run()
-        return graph
 
     def _commit_paths(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
         """Commit paths of several sequences."""

@@ -13,7 +13,7 @@ from ..ggml.device import Device
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .passes import TargetPasses
-from .step import Step, Stepper
+from .step import Step, Stepper, Verify
 
 
 class Shared(Protocol):
@@ -37,7 +37,7 @@ class Shared(Protocol):
         """Raises DeviceError once the engine is closed."""
         ...
 
-    def step(self, sequences: Items[Sequence]) -> list[Step | Exception]:
+    def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
         """Step sequences of different slots once."""
         ...
 

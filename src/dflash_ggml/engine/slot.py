@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import PromptLookup
 from ..errors import ConfigError, ContextOverflowError, DeviceError, NonFiniteError
+from ..ggml.graph import Graph
 from ..policy.fixed import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
@@ -24,7 +25,7 @@ from .accept import NAN
 from .claim import Claim
 from .kv_rows import KvRows
 from .shared import Shared
-from .step import Step
+from .step import Step, Verify
 
 T = TypeVar("T")
 
@@ -113,16 +114,18 @@ class Slot:
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
         take_row: Callable[[np.ndarray], None] | None = None,
+        beside: Callable[[Verify], None] | None = None,
     ) -> None:
         """Append `ids` to the committed tokens, a batch at a time (see `batches`); `progress(done, total)` in tokens.
 
         take_row gets the logits float32 [n_vocab] after every token; all of a batch are on the device at once, so give few ids.
-        With `should_stop` true between two batches it returns early: `tokens` then tells how far it came.
+        With `should_stop` true between two batches it returns early: `tokens` then tells how far it came. beside, where the
+        engine takes it, gets what runs the one batch of all ids and gives it to `Engine.step`: other sequences are stepped in it.
         Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
         NonFiniteError where the logits are NaN: the sequence is inconsistent then.
         """
         with self._claim.by("prefill"):
-            self._prefill(ids, progress, should_stop, take_row)
+            self._prefill(ids, progress, should_stop, take_row, beside)
 
     def _prefill(
         self,
@@ -130,6 +133,7 @@ class Slot:
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
         take_row: Callable[[np.ndarray], None] | None = None,
+        beside: Callable[[Verify], None] | None = None,
     ) -> None:
         self._usable()
         wanted = self.n_tokens + len(ids)
@@ -144,38 +148,65 @@ class Slot:
         while done < len(ids):
             if should_stop and should_stop():
                 return
-            part = ids[done : done + self.engine.batches.next(len(ids) - done)]
-            done += len(part)
-            self._guarded(partial(self._prefill_batch, part, done == len(ids), take_row))
+            n = len(ids) if beside else self.engine.batches.next(len(ids) - done)
+            part = ids[done : done + n]
+            done += n
+            batch = partial(self._prefill_batch, part, done == len(ids), take_row)
+            self._guarded(partial(self._prefill_with, batch, beside) if beside else batch)
             if progress:
                 progress(done, len(ids))
 
+    def _prefill_with(self, batch: Callable[..., Graph], beside: Callable[[Verify], None]) -> None:
+        """Run a batch in the pass of other sequences, or alone where none came to it. One with NaN logits runs once more, alone:
+        a column of another sequence may have contaminated it."""
+        before = self.n_tokens
+        beside(lambda *forest: batch(forest=forest))
+        if self.n_tokens == before:
+            self._usable()  # no pass was broken off
+            batch()
+        elif self.sequence.inconsistent:
+            tokens = self.tokens
+            self._reset()
+            self._prefill(tokens)
+
     def _prefill_batch(
-        self, ids: Items[int], is_last: bool, take_row: Callable[[np.ndarray], None] | None
-    ) -> None:
+        self,
+        ids: Items[int],
+        is_last: bool,
+        take_row: Callable[[np.ndarray], None] | None,
+        forest: tuple[Any, ...] = (),
+    ) -> Graph:
+        """forest: what `TargetPasses.verify` takes of the sequences in the same pass. Raises NonFiniteError where there are none."""
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
-        self.engine.passes.bucket(sequence.rows(len(ids)).stop)
-        self.kv.overwrite(len(ids))
+        passes, n = self.engine.passes, len(ids)
+        passes.bucket(sequence.rows(n).stop)
+        self.kv.overwrite(n)
         sequence.inconsistent = True
-        self.kv.writes(sequence.n_tokens + len(ids))
+        self.kv.writes(sequence.n_tokens + n)
         began = time.perf_counter()
-        graph = self.engine.passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
+        if forest:
+            graph = passes.joined(sequence, ids, append, *forest)
+        else:
+            graph = passes.linear(sequence, ids, append, outputs="every" if take_row else "last")
         if self.engine.drafter:
-            self.engine.drafter.prefilled(sequence, len(ids), append is not None)
+            self.engine.drafter.prefilled(sequence, n, append is not None)
         sequence.tokens.extend(ids)
         sequence.inconsistent = False
         self.engine.device.synchronize()  # a GPU would be batches behind, with progress that is none
-        self.engine.batches.took(len(ids), time.perf_counter() - began)
-        is_nan = self.engine.passes.is_nan(graph, len(ids) - 1 if take_row else 0)
-        sequence.nonfinite_from = sequence.n_tokens - len(ids) if is_nan else None
+        if not forest:
+            self.engine.batches.took(n, time.perf_counter() - began)
+        last = n - 1 if take_row else forest[0].width if forest else 0
+        is_nan = passes.is_nan(graph, last)
+        sequence.nonfinite_from = sequence.n_tokens - n if is_nan else None
         self.kv.clear_nonfinite()
-        if is_nan:
+        if is_nan and not forest:
             raise NonFiniteError(NAN)
-        rows = [self.engine.passes.logits_row(graph, i) for i in range(len(ids))] if take_row else []
+        rows = [passes.logits_row(graph, i) for i in range(n)] if take_row else []
         if is_last:
-            sequence.logits = rows[-1] if rows else self.engine.passes.logits_row(graph)
+            sequence.logits = rows[-1] if rows else passes.logits_row(graph, last)
         for row in rows:
             take_row(row)  # type: ignore[misc]
+        return graph
 
     def _take_in(self) -> None:
         """Let the draft see the last committed tokens before anything else is committed behind them."""

@@ -7,6 +7,7 @@ the target. A tree that is its root alone is plain decoding: the pass that verif
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,11 +24,15 @@ from ..decode.sequence import Finish, Sequence
 from ..decode.tree import Tree, root_only
 from ..drafts.drafter import Drafter
 from ..drafts.prompt_lookup import NAME
+from ..ggml.graph import Graph
 from ..policy.plan import PLAIN, Plan
 from ..policy.policy import Policy, Result
 from .accept import Acceptance
 from .clock import Clock, StepTimes
-from .passes import TargetPasses
+from .passes import BESIDE, TargetPasses
+
+# runs the trees of a forest in a pass: see `TargetPasses.verify`
+Verify = Callable[[Forest, Items[Watch | None], Items[int]], Graph]
 
 log = logging.getLogger("dflash_ggml")
 
@@ -88,13 +93,18 @@ class Stepper:
         return Step((token,), "prefill", rows=kept, finish=sequence.finish, timings=clock.times)
 
     def step(
-        self, sequences: Items[Sequence], idle: Items[Sequence] = (), plain: bool = False
+        self,
+        sequences: Items[Sequence],
+        idle: Items[Sequence] = (),
+        plain: bool = False,
+        beside: Verify | None = None,
     ) -> list[Step | Exception]:
         """Step each sequence once, all in one pass of the target.
 
         Args:
             idle: Sequences of other slots, whose features may have to be taken in before their columns are needed.
             plain: Bypass the policy: draft nothing, and let it learn nothing.
+            beside: Runs the pass, a prompt's batch with it; only where nothing is drafted.
 
         Returns:
             Per sequence its step or its exception. A sequence that failed is unchanged or, without a pending token, one
@@ -109,7 +119,7 @@ class Stepper:
         trees = self._trees(sequences, plans, clock)
         if not plain:
             trees = self.policy.cut(trees)
-        forest = Forest(sequences, trees)
+        forest = Forest(sequences, trees, 1 if beside is None else BESIDE)
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
         if graphs.cold == cold:
@@ -119,7 +129,7 @@ class Stepper:
         cold = graphs.cold
         for sequence, width in zip(sequences, forest.widths):
             sequence.inconsistent = width == 1  # until the pass that commits it has completed
-        graph = self.passes.verify(forest, watches, columns)
+        graph = (beside or self.passes.verify)(forest, watches, columns)
         if not plain and self.passes.device.is_gpu:
             self.policy.think()  # while the GPU is at the pass
         elif not plain:  # the pass is over by now, and thinking is none of its time

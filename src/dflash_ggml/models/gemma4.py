@@ -21,7 +21,7 @@ from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
-from .layers import APPENDED, Columns, Taps, declare_outputs, geglu, matmul
+from .layers import APPENDED, Columns, Taps, columns_of, declare_outputs, geglu, matmul
 from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
@@ -249,8 +249,8 @@ class Gemma4(Target):
         """See Target.build. Of layers with a window also the inputs of their rings."""
         experts = self.experts.nodes if self.experts else 0
         g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
-        columns = Columns(g, batch)
-        taps = Taps(g, batch, columns, state)
+        columns = columns_of(g, batch)
+        taps = Taps(g, columns, state)
         near = {
             ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
             for ring in state.rings

@@ -21,7 +21,7 @@ from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
-from .layers import APPENDED, Columns, Taps, declare_outputs, swiglu
+from .layers import APPENDED, Taps, columns_of, declare_outputs, swiglu
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size, windows
 from .rope import Rope, read_yarn
 from .target import Batch, Target
@@ -176,8 +176,8 @@ class Laguna(Target):
             weights,
             self.rms_eps,
         )
-        columns = Columns(g, batch)
-        taps = Taps(g, batch, columns, state)
+        columns = columns_of(g, batch)
+        taps = Taps(g, columns, state)
         near = {
             ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
             for ring in state.rings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ggml.device import F32, I32, NARROW_COLUMNS
@@ -25,14 +25,15 @@ APPENDED = 512  # columns of a batch that the draft takes in at a time
 class Columns:
     """The inputs of a batch: what each column is, where it lies, and what it sees."""
 
-    def __init__(self, g: Graph, batch: Batch) -> None:
-        self.n, self.n_kv = batch.columns, batch.n_kv
+    def __init__(self, g: Graph, batch: Batch, name: str = "") -> None:
+        """name: what the inputs' names begin with."""
+        self.batch, self.n, self.n_kv = batch, batch.columns, batch.n_kv
         self.is_tree = batch.mask is not None or batch.is_forest
-        parts = packed(g, "ints", *[self.n] * 4, *(() if self.is_tree else (self.n, 2 * self.n)))
+        parts = packed(g, f"{name}ints", *[self.n] * 4, *(() if self.is_tree else (self.n, 2 * self.n)))
         self.ids, self.positions, self.rows, self.parents, *rest = parts
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
-        self._seqs = g.input("seqs", I32, 3, batch.seqs) if batch.seqs else None
+        self._seqs = g.input(f"{name}seqs", I32, 3, batch.seqs) if batch.seqs else None
         self.seqs = self._seqs if batch.is_forest else None  # of trees of several sequences
         self._spans: Any = None
         self._spanned: Any = None  # the sequences, as in `seqs`, whose rows `_spans` are
@@ -52,7 +53,21 @@ class Columns:
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
             self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
         if not batch.is_forest and self.gathered is None and self._mask is not None and self.n_kv >= SPANNED:
-            self._spans, self._spanned = g.input("span", I32, 2, 1), g.input("spanned", I32, 3, 1)
+            self._spans = g.input(f"{name}span", I32, 2, 1)
+            self._spanned = g.input(f"{name}spanned", I32, 3, 1)
+
+    @property
+    def parts(self) -> Sequence[Columns]:
+        """What attention, recurrent states and taps are computed for apart."""
+        return (self,)
+
+    def cut(self, g: Graph, x) -> list:
+        """The columns of x [d, n] by part."""
+        return [x]
+
+    def join(self, g: Graph, parts: Sequence):
+        """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""
+        return parts[0]
 
     def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence | ForestRecurrence:
         """The state of a recurrent layer, for these columns."""
@@ -72,24 +87,72 @@ class Columns:
         return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans, sinks)
 
 
+class Joined(Columns):
+    """The columns of a forest and of a linear batch behind it, in one pass: one input of all matmuls."""
+
+    def __init__(self, g: Graph, batch: Batch) -> None:
+        """batch: the linear one, with the forest `beside`."""
+        assert batch.beside is not None
+        self.batch, self.n, self.n_kv = batch, batch.beside.columns + batch.columns, batch.n_kv
+        linear = replace(batch, beside=None)
+        self._parts = Columns(g, replace(batch.beside, rank=batch.rank)), Columns(g, linear, "chunk ")
+        self.ids, self.positions, self.rows = packed(g, "joined", *[self.n] * 3)
+        self.is_tree, self.seqs, self.gathered = False, None, None
+
+    @property
+    def parts(self) -> Sequence[Columns]:
+        return self._parts
+
+    def cut(self, g: Graph, x) -> list:
+        forest, linear = (part.n for part in self._parts)
+        apart = (x.nb[1],)
+        return [
+            g.view(x, (x.ne[0], forest), apart),
+            g.view(x, (x.ne[0], linear), apart, forest * x.nb[1]),
+        ]
+
+    def join(self, g: Graph, parts: Sequence):
+        return g.concat(parts[0], parts[1], 2)
+
+    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
+        found, first = [], 0
+        for part in self._parts:
+            own = g.view(q, (q.ne[0], part.n, q.ne[2]), (q.nb[1], q.nb[2]), first * q.nb[1])
+            found.append(part.attend(g, own, keys, values, scale, sinks))
+            first += part.n
+        return self.join(g, found)
+
+
+def columns_of(g: Graph, batch: Batch) -> Columns:
+    """The inputs of a batch, of a linear one with those of the forest beside it."""
+    return Columns(g, batch) if batch.beside is None else Joined(g, batch)
+
+
 class Taps:
     """What becomes of the tapped layers' outputs, which the trunk hands over in order (see Batch)."""
 
-    def __init__(self, g: Graph, batch: Batch, columns: Columns, state: TargetState) -> None:
-        self.g, self.batch, self.columns, self.state = g, batch, columns, state
+    def __init__(self, g: Graph, columns: Columns, state: TargetState) -> None:
+        self.g, self.batch, self.columns, self.state = g, columns.batch, columns, state
+        self._parts = [Taps(g, part, state) for part in columns.parts] if len(columns.parts) > 1 else []
+        batch = self.batch
         self._waiting: list[tuple[int, Any]] = []
         self._kept: list = []
         keeps = batch.taps and batch.append is None and (batch.is_forest or not columns.is_tree)
+        keeps = keeps and not self._parts
         self._column = g.input("column", I32, columns.n) if keeps else None
 
     def take(self, layer: int, x) -> None:
         """Note the output x [D, n] of a layer, if it is a tapped one."""
-        if layer in self.batch.taps:
+        for part, own in zip(self._parts, self.columns.cut(self.g, x)):
+            part.take(layer, own)
+        if not self._parts and layer in self.batch.taps:
             self._waiting.append((self.batch.taps.index(layer), x))
 
     def settle(self) -> None:
         """Bring away what was noted. Called once the next layer's matmuls are built: the GPU then adds, normalises and converts
         for them in one go."""
+        for part in self._parts:
+            part.settle()
         for tap, x in self._waiting:
             if self._column is not None:
                 self.state.features.put(self.g, x, tap, self._column)
@@ -101,6 +164,8 @@ class Taps:
 
     def finish(self) -> None:
         """The trunk is done: let the draft take in what is for it."""
+        for part in self._parts:
+            part.finish()
         self.settle()
         if not self._kept or self.batch.append is None:
             return
@@ -232,6 +297,34 @@ def gated_delta_net(
         qkv = state.land_conv_inputs(g, qkv, layer)
     for x in (qkv, z, alpha, beta):
         g.expand(x)
+    cut = zip(*(columns.cut(g, x) for x in (qkv, alpha, beta)))
+    o = columns.join(
+        g, [_delta_rule(g, w, name, *xs, part, state, layer, shape, eps) for part, xs in zip(columns.parts, cut)]
+    )
+    if grouped and h_v > h_k:
+        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
+        o = g.cont(o, s, h_v, n)
+    o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
+    z = g.silu(g.reshape(z, s, h_v, n))
+    return matmul(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
+
+
+def _delta_rule(
+    g: Graph,
+    w: Mapping[str, Any],
+    name: str,
+    qkv,
+    alpha,
+    beta,
+    columns: Columns,
+    state: TargetState,
+    layer: int,
+    shape: Recurrent,
+    eps: float,
+):
+    """Convolution and delta rule of columns that share a state, or are a forest: qkv [C, n], alpha and beta [H_v, n] ->
+    [S, H_v, n]."""
+    n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
@@ -244,13 +337,7 @@ def gated_delta_net(
     q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
     v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
     decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
-    o = live.apply(q, k, v, decay, beta)
-    if grouped and h_v > h_k:
-        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
-        o = g.cont(o, s, h_v, n)
-    o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
-    z = g.silu(g.reshape(z, s, h_v, n))
-    return matmul(g, w, name + "ssm_out", g.reshape(g.mul(o, z), s * h_v, n))
+    return live.apply(q, k, v, decay, beta)
 
 
 def declare_outputs(
@@ -262,14 +349,17 @@ def declare_outputs(
     if batch.outputs == "hidden":
         g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
         return
-    if batch.mask is None and batch.outputs == "last" and batch.columns > 1:
-        x = g.view(x, (x.ne[0], 1), offset=(batch.columns - 1) * x.nb[1])
+    if batch.beside is not None or (batch.mask is None and batch.outputs == "last" and batch.columns > 1):
+        last = g.view(x, (x.ne[0], 1), offset=(x.ne[1] - 1) * x.nb[1])
+        forest = batch.beside and g.view(x, (x.ne[0], batch.beside.columns))
+        x = last if forest is None else g.concat(forest, last, 1)
     x = g.rms_norm(x, eps, w["output_norm.weight"])
     logits = matmul(g, w, head_name.removesuffix(".weight"), x)
     logits = g.output(g.softcap(logits, softcap) if softcap else logits, "logits")
     g.output(g.argmax(logits), "choice")
-    if batch.reduction is not None:
-        g.output(reduced_logits(g, logits, batch.reduction), "reduced")
+    reduction = (batch.beside or batch).reduction
+    if reduction is not None:
+        g.output(reduced_logits(g, logits, reduction), "reduced")
 
 
 def reduced_logits(g: Graph, logits, reduction: Reduction):

@@ -20,7 +20,7 @@ from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .feed_forward import FeedForward, scale_shape
-from .layers import APPENDED, Columns, Dense, Taps, declare_outputs
+from .layers import APPENDED, Dense, Taps, columns_of, declare_outputs
 from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
@@ -191,8 +191,8 @@ class Qwen3(Target):
             weights,
             self.rms_eps,
         )
-        columns = Columns(g, batch)
-        taps = Taps(g, batch, columns, state)
+        columns = columns_of(g, batch)
+        taps = Taps(g, columns, state)
         rope, rope_window = self.rope(w), self.rope_window(w)
         near = {
             ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)

@@ -23,9 +23,9 @@ from .checks import MAX_HEADS, MAX_LAYERS, in_range
 from .feed_forward import FeedForward, scale_shape
 from .layers import (
     APPENDED,
-    Columns,
     Dense,
     Taps,
+    columns_of,
     declare_outputs,
     gated_attention,
     gated_delta_net,
@@ -269,8 +269,8 @@ class Qwen35(Target):
     def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Any]):
         """The layers, as one rank computes them: residual columns [D, n]."""
         eps, ffn = self.rms_eps, self.ffn
-        columns = Columns(g, batch)
-        taps = Taps(g, batch, columns, state)
+        columns = columns_of(g, batch)
+        taps = Taps(g, columns, state)
         x = g.get_rows(w["token_embd.weight"], columns.ids)
         for i, layer in enumerate(state.spec.layers[: self.n_layers]):
             name = f"blk.{i}."

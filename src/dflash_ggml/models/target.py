@@ -57,6 +57,9 @@ class Batch:
     features go to the columns that the input `column` names. A sequence of one column is committed by the pass, the others are
     not.
     rank: whose part of the layers the pass computes, where several share them.
+    beside: of a linear batch, a forest whose columns come first in the same pass, so that every matrix is read once for both.
+    Its inputs have their own names, those of the linear columns begin with `chunk `, and `joined` is ids | positions | cache rows
+    of all. Outputs: those of the forest, with the last token's column behind them.
     """
 
     columns: int
@@ -70,6 +73,7 @@ class Batch:
     seqs: int = 0
     is_forest: bool = False
     rank: int = 0
+    beside: Batch | None = None
 
 
 class Target(ABC):
