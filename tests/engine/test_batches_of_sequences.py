@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.engine import memory_planner
 from dflash_ggml.engine.slot import Slot
+from dflash_ggml.engine.step import Verify
 from dflash_ggml.errors import NoRoomError
 from dflash_ggml.state.memory import SCRATCH
 from reference import kv_toys, toys
@@ -93,24 +96,22 @@ class Job:
         options: dict[str, Any] = {"max_tokens": self.n, "mode": "plain", "stop": lambda token: False}
         return [t for step in engine.generate(self.sampler, **options) for t in step.tokens]
 
-    def join(self, engine: Solo, room: int, others: list[Job] | None = None, size: int = 0) -> None:
-        """Prefill the prompt: in chunks of so many tokens, in the passes of others where there are some."""
-        self.place = engine.open(room)
-        at = 0
-        while at < len(self.prompt) and any(job.run.finish is None for job in others or ()):
-            decoding = [job for job in others or () if job.run.finish is None]
+    def join(self, engine: Solo, room: int, others: Items[Job] = (), size: int = 1) -> None:
+        """Begin; others: in whose passes the prompt is prefilled, so many tokens in each, as long as they go on."""
+        self.place, at = engine.open(room), 0
+        while at < len(self.prompt) and (going := [job for job in others if job.run and not job.run.finish]):
             steps: list[Any] = []
-            self.place.prefill(
-                self.prompt[at : at + size],
-                beside=lambda run, decoding=decoding, steps=steps: steps.extend(
-                    engine.step([job.run for job in decoding], run)
-                ),
-            )
-            for job, step in zip(decoding, steps, strict=True):
+
+            def beside(run: Verify, going: list[Job] = going, steps: list[Any] = steps) -> None:
+                steps += engine.step([job.run for job in going], run)
+
+            self.place.prefill(self.prompt[at : at + size], beside=beside)
+            for job, step in zip(going, steps, strict=True):
                 assert not isinstance(step, Exception), repr(step)
                 job.written += step.tokens
             at += size
-        self.place.prefill(self.prompt[at:]) if at < len(self.prompt) else None
+        if at < len(self.prompt):
+            self.place.prefill(self.prompt[at:])
         self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
         self.written += self.place.first().tokens
 
@@ -156,6 +157,20 @@ def write(engine: Solo, jobs: list[Job], seed: int) -> int:
                 running.remove(job)
                 job.place.close()
     return together
+
+
+def write_beside(engine: Solo, jobs: list[Job]) -> None:
+    """Write the jobs, each prompt in chunks of 1 to 60 tokens in the passes of those that came before."""
+    graphs = engine.graph_counts()["graphs"]
+    for i, (job, size) in enumerate(zip(jobs, cycle((1, 60, 9, 24)))):
+        job.join(engine, 20, jobs[:i], size)
+    assert engine.graph_counts()["graphs"] > graphs
+    while going := [job for job in jobs if job.run and not job.run.finish]:
+        for job, step in zip(going, engine.step([job.run for job in going]), strict=True):
+            assert not isinstance(step, Exception), repr(step)
+            job.written += step.tokens
+    for job in jobs:
+        job.place.close()
 
 
 def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytest.MonkeyPatch) -> None:
@@ -221,18 +236,9 @@ def test_the_plan_is_what_is_allocated(engine: Solo) -> None:
 
 
 def test_a_prompt_in_the_passes_of_others_changes_no_text(engine: Solo) -> None:
-    """Nor do they change what follows the prompt: chunks of 1 to 60 tokens beside one to three sequences."""
     if not engine.takes_beside:
         pytest.skip("its rows are gathered")
     jobs = some_jobs(engine, 4, seed=8)
-    for job in jobs:
-        job.n = 60
     expected = [job.alone(engine) for job in jobs]
-    for i, (job, size) in enumerate(zip(jobs, (1, 60, 9, 24))):
-        job.join(engine, 20, jobs[:i], size)
-    while going := [job for job in jobs if job.run.finish is None]:
-        for job, step in zip(going, engine.step([job.run for job in going]), strict=True):
-            job.written += step.tokens
+    write_beside(engine, jobs)
     assert [job.written for job in jobs] == expected
-    for job in jobs:
-        job.place.close()

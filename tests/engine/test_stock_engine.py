@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_batches_of_sequences import KINDS, foretell, some_jobs, write
+from test_batches_of_sequences import KINDS, foretell, some_jobs, write, write_beside
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import memory_planner
@@ -66,6 +66,9 @@ def test_several_sequences(engines: tuple[str, Solo, Solo], monkeypatch: pytest.
     kind, native, composed = engines
     jobs = some_jobs(composed, 4, seed=11)
     expected = [job.alone(native) for job in jobs]
+    if composed.takes_beside:
+        write_beside(composed, again := some_jobs(composed, 4, seed=11))
+        assert [job.written for job in again] == expected
     if composed.sources:
         monkeypatch.setattr(composed.stepper, "policy", AnyPlan(composed, seed=5))
     if composed.drafter:

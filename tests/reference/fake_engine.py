@@ -220,6 +220,7 @@ class FakeEngine:
     broken: Any = None
     sizes: tuple[int, int] = (1000, 4)
     scorer: Any = None
+    takes_beside: bool = False
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
@@ -414,7 +415,9 @@ class FakeSlot:
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
             self._torn = False
 
-    def prefill(self, ids: Sequence[int], progress=None, should_stop=None, take_row=None) -> None:
+    def prefill(
+        self, ids: Sequence[int], progress=None, should_stop=None, take_row=None, beside=None
+    ) -> None:
         with self._claim.by("prefill"):
             self._usable()
             wanted = len(self._tokens) + len(ids)

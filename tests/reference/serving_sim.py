@@ -5,31 +5,40 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Protocol
 
-# engine/batches.py: a prompt's last tokens are prefilled in passes of few sizes
-GRAINS = ((1024, 256), (64, 64), (8, 8))
+import numpy as np
+
+from dflash_ggml.engine.batches import BatchSizes, besides
+
+WIDTHS = BatchSizes(4096)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of passes. saved: of a chunk that runs in one pass with the decode columns."""
+    """Seconds of passes. measured: of prefill passes, columns and seconds, instead of the first two."""
 
     fixed: float  # of a prefill pass
     per_token: float  # of a prefill pass
     step: float  # of a decode step of one sequence
     per_sequence: float  # of a decode step, for each further one
     is_gpu: bool = True
-    saved: float = 0.0
+    measured: tuple[tuple[int, float], ...] = ()
+
+    def one_pass(self, columns: int) -> float:
+        """Seconds of a prefill pass."""
+        if self.measured:
+            return float(np.interp(columns, *zip(*self.measured)))
+        return self.fixed + columns * self.per_token
 
     def prefill(self, tokens: int) -> float:
         """Seconds of a chunk, in as many passes as the engine takes for it."""
         seconds = 0.0
         while tokens:
-            n = next((tokens - tokens % grain for least, grain in GRAINS if tokens >= least), tokens)
-            seconds, tokens = seconds + self.fixed + n * self.per_token, tokens - n
+            n = WIDTHS.next(tokens)
+            seconds, tokens = seconds + self.one_pass(n), tokens - n
         return seconds
 
     def decode(self, n: int) -> float:
@@ -40,6 +49,19 @@ class Machine:
 H100 = Machine(
     0.010, 1 / 9500, 0.0082, 0.0002
 )  # 27B shape: 256 tokens 37 ms, 1,024 118 ms, a step of 8 9.6 ms
+# linear passes as they were measured on that card (bench/notes-serving.md)
+MEASURED = replace(
+    H100,
+    measured=(
+        (8, 0.0087),
+        (64, 0.019),
+        (128, 0.035),
+        (256, 0.056),
+        (512, 0.074),
+        (768, 0.098),
+        (1024, 0.122),
+    ),
+)
 DRAFTING = Machine(0.010, 1 / 9500, 0.017, 0.0009)  # the same with drafts: a step of 8 23 ms
 SMALL_CPU = Machine(0.004, 0.0002, 0.004, 0.0008, is_gpu=False)  # MADE UP, as the two below
 CPU = Machine(0.03, 0.004, 0.08, 0.02, is_gpu=False)
@@ -64,6 +86,7 @@ class Rule(Protocol):
     def choose(self, prompts: Sequence[Request], n_decoding: int, now: float) -> tuple[int, int] | None: ...
     def prefilled(self, tokens: int, seconds: float, decoding: bool, is_warm: bool = True) -> None: ...
     def decoded(self, seconds: float, n: int) -> None: ...
+    def joined(self, tokens: int, seconds: float, is_warm: bool = True) -> float: ...
 
 
 def load(
@@ -102,10 +125,12 @@ class Outcome:
         )
 
 
-def served(machine: Machine, rule: Rule, requests: Sequence[Request], clients: int = 8) -> Outcome:
-    """Serve all requests of a load, so many at a time."""
+def served(
+    machine: Machine, rule: Rule, requests: Sequence[Request], clients: int = 8, joined: bool = False
+) -> Outcome:
+    """Serve all requests of a load, so many at a time. joined: chunks are in the pass of a step."""
     waiting, prompts, decoding = deque(requests), list[Request](), list[Request]()
-    now, steps, columns, passes = 0.0, 0, 0, 0
+    now, steps, columns = 0.0, 0, 0
     prefill_alone = sum(r.remaining for r in requests) * machine.per_token
     decode_alone = sum(r.answer - 1 for r in requests) * machine.decode(clients) / clients
 
@@ -120,17 +145,26 @@ def served(machine: Machine, rule: Rule, requests: Sequence[Request], clients: i
         chosen = rule.choose(prompts, len(decoding), now)
         if chosen is not None:
             index, tokens = chosen
-            took = machine.prefill(tokens) - (machine.saved if decoding and not passes else 0.0)
-            passes += 1
-            now += took
-            rule.prefilled(tokens, took, bool(decoding))
+            is_joined = joined and steps > 0 and len(decoding) > 0
+            if is_joined:
+                tokens = WIDTHS.beside(prompts[index].remaining, len(decoding), tokens)
+                took = machine.one_pass(tokens + besides(len(decoding)))
+                now, steps, columns = now + took, steps + 1, columns + len(decoding)
+                rule.joined(tokens, took)
+                for request in decoding:
+                    request.calm += machine.decode(len(decoding))
+                decoding = [request for request in decoding if emit(request)]
+            else:
+                took = machine.prefill(tokens)
+                now += took
+                rule.prefilled(tokens, took, bool(decoding))
             prompts[index].remaining -= tokens
             if not prompts[index].remaining:
                 request = prompts.pop(index)
                 if emit(request):
                     decoding.append(request)
             continue
-        took, passes = machine.decode(len(decoding)), 0
+        took = machine.decode(len(decoding))
         now, steps, columns = now + took, steps + 1, columns + len(decoding)
         rule.decoded(took, len(decoding))
         for request in decoding:

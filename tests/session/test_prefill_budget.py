@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from dflash_ggml.session.prefill_budget import AGEING, GAP_STEPS, MAX_GAP, RECENT, SHARE, SIZES, PrefillBudget
-from reference.serving_sim import CPU, DRAFTING, H100, LARGE_CPU, SMALL_CPU, Machine, load, served
+from reference.serving_sim import CPU, DRAFTING, H100, LARGE_CPU, MEASURED, SMALL_CPU, Machine, load, served
 
 SLOW_GPU = Machine(0.1, 1 / 800, 0.03, 0.001)  # its smallest chunk is longer than the gap
 LONG_STEPS = Machine(0.02, 1 / 2000, 0.12, 0.002)
@@ -241,13 +241,35 @@ def test_a_new_batch_owes_nothing_of_what_others_waited_for():
     assert beside.budget.choose([Waiting(300)], 1, beside.now) is not None
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_load_of_prompts_is_served_soon_and_smoothly(seed: int):
+def test_a_load_of_prompts_is_served_soon_and_smoothly(seed: int, joined: bool):
     """48 requests of 8 clients on an H100: total, first tokens, gaps and what is left of the speed."""
-    found = served(H100, PrefillBudget(True), load(seed))
+    found = served(H100, PrefillBudget(True), load(seed), joined=joined)
     assert found.total <= 1.4 * found.alone
     assert median(found.first) <= 1.5 and max(found.first) <= 6.0
     assert found.gap <= MAX_GAP and max(found.slowdown) <= 3.1
+
+
+def test_chunks_in_the_passes_of_steps_take_less_time():
+    for machine in (H100, MEASURED, CPU):
+        apart, joined = (
+            served(machine, PrefillBudget(machine.is_gpu), load(0), joined=how).total for how in (False, True)
+        )
+        assert joined < 0.97 * apart
+
+
+def test_a_chunk_and_a_step_in_one_pass_cost_what_the_step_alone_does_not():
+    """Sequences keep a third of their speed: every pass of 114 ms is paid for by steps of 9.6 ms."""
+    beside = Beside(H100)
+    beside.settle()
+    beside.budget.joined(1016, 0.114, True)
+    alone = H100.decode(8)
+    steps = beside.steps_until(Waiting(10**6))
+    assert 0.114 - alone <= SHARE[True] * alone * (steps + 1) + MAX_GAP
+    for _ in range(20):
+        beside.budget.joined(1016, 0.114, True)
+    assert beside.steps_until(Waiting(10**6)) >= 20 * (0.114 - alone) / (SHARE[True] * alone) - 40
 
 
 def test_a_load_on_a_cpu_keeps_the_ratio():

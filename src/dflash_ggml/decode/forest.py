@@ -23,8 +23,8 @@ class Forest:
 
     __slots__ = ("_arrays", "blocks", "firsts", "sequences", "trees", "used", "width", "widths")
 
-    def __init__(self, sequences: Items[Sequence], trees: Items[Tree], multiple: int = 1) -> None:
-        """multiple: of which the width of the pass is one."""
+    def __init__(self, sequences: Items[Sequence], trees: Items[Tree], columns: int | None = None) -> None:
+        """columns: of the pass; None: the fewest that there are graphs of."""
         self.sequences, self.trees = tuple(sequences), tuple(trees)
         self.used = 0
         self.widths: list[int] = []  # list[int]() would take longer than all of this with one tree
@@ -36,7 +36,7 @@ class Forest:
             self.widths.append(width)
             self.firsts.append(first)
             self.blocks.append((sequence, tree, slice(first, self.used)))
-        self.width = -(-verify_width(self.used - 1) // multiple) * multiple
+        self.width = verify_width(self.used - 1) if columns is None else columns
         self._arrays: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
 
     @property

@@ -17,6 +17,11 @@ _FIRST = {True: 1024, False: 128}  # tokens to begin with where the clock decide
 _LEAST = 32  # what no clock goes below: weights would be read for too few tokens
 
 
+def besides(n: int) -> int:
+    """Columns that n sequences that decode take in the pass of a prompt: multiples, so that few graphs are built."""
+    return -(-n // FINEST) * FINEST
+
+
 class BatchSizes:
     """Sizes of the passes of a prompt. most: tokens of a full batch. paced: whether the clock may lower that. flat: from so many
     tokens on a pass takes about as long whatever its size, so that what is left over goes into one (None: no such number)."""
@@ -32,6 +37,12 @@ class BatchSizes:
         if self.flat is not None and left >= self.flat:
             return left - left % FINEST
         return next((left - left % grain for least, grain in _GRAINS if left >= least), left)
+
+    def beside(self, left: int, others: int, most: int) -> int:
+        """The same in a pass with the columns of so many sequences that decode: the widths of `next` are of all columns, at most
+        `most` of them unless that is too few."""
+        columns = besides(others)
+        return max(self.next(min(left + columns, most)) - columns, min(left, FINEST))
 
     def took(self, n: int, seconds: float) -> None:
         """A pass of `n` tokens took so long."""

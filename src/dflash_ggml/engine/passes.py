@@ -29,18 +29,18 @@ from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import ResidentMask
-from ..state.memory import SCRATCH, padded, part_on
+from ..state.memory import SCRATCH, part_on
 from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
+from .batches import besides
 from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
 from .outputs import PassOutputs
 from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns over which a matmul costs little more than over one (bench/notes-matmul.md)
-GRAPHS = 48  # that are kept for one sequence; several have their own
-BESIDE = 8  # forests beside a prompt's batch have multiples of so many columns, so that few graphs are built
+GRAPHS = 48  # that are kept for one sequence; several have twice as many of their own
 CARRIED = 1024  # cache rows that one run carries elsewhere
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
@@ -55,11 +55,6 @@ def most_columns(max_width: int, n_states: int) -> int:
 def tree_width(budget: int, depth: int) -> int:
     """Columns of the widest verify pass: a tree of `budget` nodes or a whole chain, whichever is wider."""
     return verify_width(max(budget, depth))
-
-
-def beside_width(n: int) -> int:
-    """Columns that n sequences take beside those of a prompt."""
-    return padded(n, BESIDE)
 
 
 class TargetPasses(PassOutputs):
@@ -114,7 +109,7 @@ class TargetPasses(PassOutputs):
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
         self.workspace = Workspace(device) if workspace is None else workspace
-        self.graphs = GraphCache(self.workspace, limit=GRAPHS * min(n_states, 2))
+        self.graphs = GraphCache(self.workspace, limit=GRAPHS * (1 if n_states == 1 else 3))
 
     # ---- memory
 
@@ -131,7 +126,7 @@ class TargetPasses(PassOutputs):
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
         if self.takes_beside:
-            n = beside_width(self.state.n_states)
+            n = besides(self.state.n_states)
             batch = self._joined(max(columns - n, 1), n, append, None)
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()
         if self.window is not None:  # what its passes gather may be more
@@ -230,9 +225,7 @@ class TargetPasses(PassOutputs):
         reduction = _REDUCTIONS if any(watches) else None
         graph = self.graphs.get(
             ("joined", n, first, append is None, reduction),
-            lambda: self.target.build(
-                self._joined(n, first, append, reduction), self.state, self.weights
-            ),
+            lambda: self.target.build(self._joined(n, first, append, reduction), self.state, self.weights),
         )
         self._fill_forest(graph, forest, watches, columns)
         graph.inputs["chunk seqs"].array[:] = sequence.state_index, 0, n

@@ -176,7 +176,7 @@ class Slot:
         take_row: Callable[[np.ndarray], None] | None,
         forest: tuple[Any, ...] = (),
     ) -> Graph:
-        """forest: what `TargetPasses.verify` takes of the sequences in the same pass. Raises NonFiniteError where there are none."""
+        """forest: what `TargetPasses.verify` takes of sequences in the same pass. Raises NonFiniteError where there are none."""
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
         passes, n = self.engine.passes, len(ids)
         passes.bucket(sequence.rows(n).stop)

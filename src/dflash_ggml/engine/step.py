@@ -28,8 +28,9 @@ from ..ggml.graph import Graph
 from ..policy.plan import PLAIN, Plan
 from ..policy.policy import Policy, Result
 from .accept import Acceptance
+from .batches import besides
 from .clock import Clock, StepTimes
-from .passes import BESIDE, TargetPasses
+from .passes import TargetPasses
 
 # runs the trees of a forest in a pass: see `TargetPasses.verify`
 Verify = Callable[[Forest, Items[Watch | None], Items[int]], Graph]
@@ -119,7 +120,7 @@ class Stepper:
         trees = self._trees(sequences, plans, clock)
         if not plain:
             trees = self.policy.cut(trees)
-        forest = Forest(sequences, trees, 1 if beside is None else BESIDE)
+        forest = Forest(sequences, trees, besides(len(trees)) if beside else None)
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
         if graphs.cold == cold:

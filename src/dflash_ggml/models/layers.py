@@ -298,9 +298,11 @@ def gated_delta_net(
     for x in (qkv, z, alpha, beta):
         g.expand(x)
     cut = zip(*(columns.cut(g, x) for x in (qkv, alpha, beta)))
-    o = columns.join(
-        g, [_delta_rule(g, w, name, *xs, part, state, layer, shape, eps) for part, xs in zip(columns.parts, cut)]
-    )
+    outputs = [
+        _delta_rule(g, w, name, inputs, part, state, layer, shape, eps)
+        for part, inputs in zip(columns.parts, cut)
+    ]
+    o = columns.join(g, outputs)
     if grouped and h_v > h_k:
         o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
         o = g.cont(o, s, h_v, n)
@@ -313,18 +315,16 @@ def _delta_rule(
     g: Graph,
     w: Mapping[str, Any],
     name: str,
-    qkv,
-    alpha,
-    beta,
+    inputs: Sequence,
     columns: Columns,
     state: TargetState,
     layer: int,
     shape: Recurrent,
     eps: float,
 ):
-    """Convolution and delta rule of columns that share a state, or are a forest: qkv [C, n], alpha and beta [H_v, n] ->
-    [S, H_v, n]."""
-    n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
+    """Convolution and delta rule of the columns of one part; inputs: qkv [C, n], alpha and beta [H_v, n] -> [S, H_v, n]."""
+    (qkv, alpha, beta), n = inputs, columns.n
+    s, h_k, h_v = shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))

@@ -127,7 +127,21 @@ class PrefillBudget:
         if not n:
             return
         self._steps.append(seconds)
-        self._balance = min(self._balance + self._share * seconds, self._limit)
+        self._earn(seconds)
+
+    def joined(self, tokens: int, seconds: float, is_warm: bool = True) -> float:
+        """A chunk and a step took so long in one pass.
+
+        Returns:
+            What of it is the step's: the shortest that was measured lately.
+        """
+        step = min(*self._steps, seconds)
+        self.prefilled(tokens, seconds - step, True, is_warm)
+        self._earn(step)
+        return step
+
+    def _earn(self, step: float) -> None:
+        self._balance = min(self._balance + self._share * step, self._limit)
 
     def lent(self, seconds: float) -> None:
         """Decoding sequences waited so long for work that is no prompt of theirs."""

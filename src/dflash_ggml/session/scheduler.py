@@ -22,7 +22,7 @@ from .scoring import Scoring
 from .slots import CachedSlot, Slots
 
 if TYPE_CHECKING:
-    from ..engine.step import Step
+    from ..engine.step import Step, Verify
 
 log = logging.getLogger("dflash_ggml")
 T = TypeVar("T")
@@ -43,13 +43,12 @@ class Tally:
     preemptions: int = 0
     seconds: float = 0.0
 
-    def add(self, steps: list[Step], seconds: float) -> None:
-        """One step of so many seconds."""
+    def add(self, steps: list[Step]) -> None:
+        """One step."""
         self.passes += 1
         self.sequences += len(steps)
         self.columns += sum([step.n_draft + 1 for step in steps])
         self.emitted += sum([len(step.tokens) for step in steps])
-        self.seconds += seconds
 
 
 class Loan(Generation):
@@ -266,8 +265,9 @@ class Scheduler:
         did = True  # unless it is known that nothing was
         try:
             dropped, admitted, decoding = self._drop(), self._admit(), self._decoding()
-            prefilled = self._prefill(decoding)
-            stepped = self._step([generation for generation in decoding if generation.is_decoding])
+            prefilled, stepped = self._prefill(decoding)
+            if not stepped:
+                stepped = self._step([generation for generation in decoding if generation.is_decoding])
             did = dropped or admitted or prefilled or stepped
             return did
         finally:
@@ -417,8 +417,12 @@ class Scheduler:
 
     # ---- prefill
 
-    def _prefill(self, decoding: list[Generation]) -> bool:
-        """Chunks of prompts: one where no sequence decodes, else as many as those may wait for."""
+    def _prefill(self, decoding: list[Generation]) -> tuple[bool, bool]:
+        """Chunks of prompts: one where no sequence decodes, else as many as those may wait for, or one in the pass of their step.
+
+        Returns:
+            Whether there was any, and whether the sequences were stepped.
+        """
         did, n_decoding = False, sum(not generation.is_short for generation in decoding)
         while prompts := [generation for generation in self._active() if generation.is_prefilling]:
             most: int | None = None
@@ -432,6 +436,9 @@ class Scheduler:
                     break
                 generation, most = prompts[choice[0]], choice[1] if n_decoding else None
             did = True
+            if n_decoding and self._can_join(generation):
+                self._prefill_joined(generation, most, decoding)
+                return True, True
             with self._work_on(generation):
                 if isinstance(generation, Scoring):
                     self._score_chunk(generation, most, n_decoding > 0)
@@ -439,17 +446,49 @@ class Scheduler:
                     self._prefill_chunk(generation, most, n_decoding > 0)
             if n_decoding:
                 self._admit()
-        return did
+        return did, False
 
-    def _prefill_chunk(self, generation: Generation, most: int | None, others_wait: bool) -> None:
-        """Prefill at most so many tokens; behind the last chunk the first token is drawn."""
+    def _can_join(self, generation: Generation) -> bool:
+        """Whether the next chunk of a prompt can share the pass of a step; how long one takes alone is known by the first."""
+        is_plain = not (isinstance(generation, Scoring) or generation.wants_prompt_logits)
+        return is_plain and generation.remaining > 0 and self.tally.passes > 0 and self.engine.takes_beside
+
+    def _prefill_joined(self, generation: Generation, most: int | None, decoding: list[Generation]) -> None:
+        """Prefill at most so many tokens in the pass of a step of all that decode."""
+        steps: list[Step | Exception] = []
+
+        def step(run: Verify) -> None:
+            with self._work_on(*decoding):
+                steps.extend(self.engine.step([g.sequence for g in decoding if g.sequence is not None], run))
+
+        try:
+            with self._work_on(generation):
+                self._prefill_chunk(generation, most, True, step, len(decoding))
+        finally:
+            with self._work_on(*decoding):
+                self._hand_out(decoding, steps)
+
+    def _prefill_chunk(
+        self,
+        generation: Generation,
+        most: int | None,
+        others_wait: bool,
+        beside: Callable[[Verify], None] | None = None,
+        others: int = 0,
+    ) -> None:
+        """Prefill at most so many tokens; behind the last chunk the first token is drawn. beside, others: see
+        `CachedSlot.prefill`."""
         slot, before = generation.slot, generation.remaining
         assert slot is not None
         if before:
             logits: list[Any] | None = [] if generation.wants_prompt_logits else None
-            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits))
+            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits, beside, others))
             generation.remaining = len(generation.ids) - slot.slot.n_tokens
-            self.budget.prefilled(before - generation.remaining, took, others_wait, is_warm)
+            n = before - generation.remaining
+            if beside is None:
+                self.budget.prefilled(n, took, others_wait, is_warm)
+            else:
+                self.tally.seconds += self.budget.joined(n, took, is_warm)
             generation.prefilled(logits)
         if generation.remaining:
             return
@@ -481,20 +520,27 @@ class Scheduler:
                 else []
             )
             took = time.perf_counter() - began
-            done = [step for step in steps if not isinstance(step, Exception)]
-            if done:
-                self.budget.decoded(took, len(done))
-                self.tally.add(done, took)
-            for generation, step in zip(generations, steps):
-                generation.is_short = isinstance(step, NoRoomError)
-                if not generation.is_short:
-                    with self._work_on(generation):
-                        self._take(generation, step)
-            for generation, step in zip(generations, steps):  # preempted ones have no step under way
-                if isinstance(step, NoRoomError):
-                    with self._work_on(generation):
-                        self._make_room(generation, step)
+            n_done = self._hand_out(generations, steps)
+            if n_done:
+                self.budget.decoded(took, n_done)
+                self.tally.seconds += took
         return bool(generations)
+
+    def _hand_out(self, generations: list[Generation], steps: list[Step | Exception]) -> int:
+        """Give each generation its step; returns how many there are."""
+        done = [step for step in steps if not isinstance(step, Exception)]
+        if done:
+            self.tally.add(done)
+        for generation, step in zip(generations, steps):
+            generation.is_short = isinstance(step, NoRoomError)
+            if not generation.is_short:
+                with self._work_on(generation):
+                    self._take(generation, step)
+        for generation, step in zip(generations, steps):  # preempted ones have no step under way
+            if isinstance(step, NoRoomError):
+                with self._work_on(generation):
+                    self._make_room(generation, step)
+        return len(done)
 
     def _take(self, generation: Generation, step: Step | Exception) -> None:
         """Hand a step to its generation. Raises the error that there is instead."""

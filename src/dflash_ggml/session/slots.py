@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..decode.sequence import Sequence as Decoding
     from ..engine.engine import Engine
     from ..engine.slot import Slot
-    from ..engine.step import Step
+    from ..engine.step import Step, Verify
     from ..state.snapshot import Snapshot
 
 log = logging.getLogger("dflash_ggml")
@@ -121,29 +121,43 @@ class CachedSlot:
         self._marks.add(position)
 
     def prefill(
-        self, ids: Sequence[int], most: int | None = None, logits: list[Logits] | None = None
+        self,
+        ids: Sequence[int],
+        most: int | None = None,
+        logits: list[Logits] | None = None,
+        beside: Callable[[Verify], None] | None = None,
+        others: int = 0,
     ) -> None:
         """Prefill the next chunk of a prompt that was started here: at most so many tokens, up to the next snapshot.
 
-        logits gets those after every token of the chunk.
+        logits gets those after every token of the chunk. beside: see `Slot.prefill`; others: sequences that it steps, whose
+        columns are part of the pass.
         """
         at = self.slot.n_tokens
         left = min((mark for mark in self._marks if mark > at), default=len(ids)) - at
-        n = self._slots.engine.batches.next(left)
+        batches = self._slots.engine.batches
+        n = batches.next(left)
         if logits is not None:
             n = min(n, LOGITS_AT_ONCE)
+        elif beside is not None:
+            n = batches.beside(left, others, most or left)
         elif most is not None and left > most:
             n = min(n, most)
-        self._append(ids[at : at + n], logits)
+        self._append(ids[at : at + n], logits, beside)
         if at + n in self._marks:
             self.cache.put(self.slot.snapshot(with_rows=False))
         if at + n == len(ids):
             self._marks.clear()
             self.cache.sweep(self._slots.can_restore)
 
-    def _append(self, ids: Sequence[int], logits: list[Logits] | None = None) -> None:
+    def _append(
+        self,
+        ids: Sequence[int],
+        logits: list[Logits] | None = None,
+        beside: Callable[[Verify], None] | None = None,
+    ) -> None:
         self._has_logits = False
-        self.slot.prefill(ids, take_row=None if logits is None else logits.append)
+        self.slot.prefill(ids, take_row=None if logits is None else logits.append, beside=beside)
         self._has_logits = True
 
     def load(self, ids: Sequence[int]) -> None:
