@@ -134,12 +134,11 @@ class Taps:
     def __init__(self, g: Graph, columns: Columns, state: TargetState) -> None:
         self.g, self.batch, self.columns, self.state = g, columns.batch, columns, state
         self._parts = [Taps(g, part, state) for part in columns.parts] if len(columns.parts) > 1 else []
-        batch = self.batch
+        batch = columns.batch
         self._waiting: list[tuple[int, Any]] = []
         self._kept: list = []
         keeps = batch.taps and batch.append is None and (batch.is_forest or not columns.is_tree)
-        keeps = keeps and not self._parts
-        self._column = g.input("column", I32, columns.n) if keeps else None
+        self._column = g.input("column", I32, columns.n) if keeps and not self._parts else None
 
     def take(self, layer: int, x) -> None:
         """Note the output x [D, n] of a layer, if it is a tapped one."""
