@@ -11,6 +11,7 @@ from test_gpu import GPUS, GREEDY, NEAR_TIE, PROMPTS, fork
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
+from dflash_ggml.engine.step import Verify
 from reference.engine_kit import Solo
 
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -24,31 +25,43 @@ def engine(demo_target: Path, demo_draft: Path) -> Iterator[Solo]:
         yield found
 
 
-def side_by_side(engine: Solo, params: list[SamplingParams], mode: Any) -> list[list[int]]:
-    """Texts behind the first prompts, four at a time; a place is taken again when its text has ended."""
+def side_by_side(
+    engine: Solo, params: list[SamplingParams], mode: Any, joined: bool = False
+) -> list[list[int]]:
+    """Texts behind the first prompts, four at a time; a place is taken again when its text has ended. joined: prompts are
+    prefilled in the passes of those that are running."""
     texts: list[list[int]] = [[] for _ in params]
-    waiting, running = list(range(len(params))), {}
+    waiting, running = list(range(len(params))), dict[int, Any]()
+
+    def take(steps: list[Any]) -> None:
+        for i, step in zip(list(running), steps, strict=True):
+            assert not isinstance(step, Exception), repr(step)
+            texts[i] += step.tokens
+            if step.finish:
+                running.pop(i)[0].close()
+
+    def step(run: Verify | None = None) -> None:
+        take(engine.step([run for _, run in running.values()], run))
+
     while waiting or running:
         while waiting and len(running) < engine.parallel:
             i = waiting.pop(0)
             place = engine.open(64)
-            place.prefill(engine.tokenizer.encode(PROMPTS[i]))
+            ids = engine.tokenizer.encode(PROMPTS[i])
+            place.prefill(ids, beside=step if joined and running else None)
             run = place.begin(
                 Sampler(params[i], engine.n_vocab), max_tokens=N - 10 * i, mode=mode, stop=lambda t: False
             )
             texts[i] += place.first().tokens
             running[i] = place, run
-        for i, step in zip(list(running), engine.step([run for _, run in running.values()]), strict=True):
-            assert not isinstance(step, Exception), repr(step)
-            texts[i] += step.tokens
-            if step.finish:
-                running.pop(i)[0].close()
+        step()
     return texts
 
 
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("mode", ["plain", "tree", "auto"])
-def test_each_text_is_what_it_is_alone(engine: Solo, mode: Any) -> None:
-    texts = side_by_side(engine, [GREEDY] * TEXTS, mode)
+def test_each_text_is_what_it_is_alone(engine: Solo, mode: Any, joined: bool) -> None:
+    texts = side_by_side(engine, [GREEDY] * TEXTS, mode, joined)
     assert [len(text) for text in texts] == [N - 10 * i for i in range(TEXTS)]
     for prompt, text in zip(PROMPTS, texts):
         ids = engine.tokenizer.encode(prompt)
