@@ -252,7 +252,7 @@ def test_a_load_of_prompts_is_served_soon_and_smoothly(seed: int, joined: bool):
 
 
 def test_chunks_in_the_passes_of_steps_take_less_time():
-    for machine in (H100, MEASURED, CPU):
+    for machine in (H100, MEASURED):
         apart, joined = (
             served(machine, PrefillBudget(machine.is_gpu), load(0), joined=how).total for how in (False, True)
         )

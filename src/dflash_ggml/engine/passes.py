@@ -125,7 +125,7 @@ class TargetPasses(PassOutputs):
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
-        if self.takes_beside:
+        if self.takes_beside and self.device.is_gpu:
             n = besides(self.state.n_states)
             batch = self._joined(max(columns - n, 1), n, append, None)
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()

@@ -93,6 +93,8 @@ class Scheduler:
     def __init__(self, slots: Slots) -> None:
         self.slots, self.engine = slots, slots.engine
         self.budget, self.tally = PrefillBudget(self.engine.device.is_gpu), Tally()
+        # on a CPU a column costs about as much in any pass, and padding as much as a column (bench/notes-serving.md)
+        self.joins = self.engine.device.is_gpu and self.engine.takes_beside
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []  # in the order in which they began, preempted ones included
         self._open: list[Generation] = []  # whose events are being read
@@ -451,7 +453,7 @@ class Scheduler:
     def _can_join(self, generation: Generation) -> bool:
         """Whether the next chunk of a prompt can share the pass of a step; how long one takes alone is known by the first."""
         is_plain = not (isinstance(generation, Scoring) or generation.wants_prompt_logits)
-        return is_plain and generation.remaining > 0 and self.tally.passes > 0 and self.engine.takes_beside
+        return self.joins and is_plain and generation.remaining > 0 and self.tally.passes > 0
 
     def _prefill_joined(self, generation: Generation, most: int | None, decoding: list[Generation]) -> None:
         """Prefill at most so many tokens in the pass of a step of all that decode."""
