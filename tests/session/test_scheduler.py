@@ -113,6 +113,24 @@ def test_random_arrivals_and_cancellations(seed: int) -> None:
 # ---- cache rows
 
 
+def test_sequences_have_a_step_between_two_slots_whose_rows_are_copied() -> None:
+    """Five prompts come at once for slots that hold others, beside a sequence that decodes."""
+    on = session(6, n_ctx=6000)
+    asked = [request(i, prompt=f"{i} " + "word " * 120, max_tokens=5) for i in range(12)]
+    together(on, asked[:6])
+    decoding(on)
+    found = submitted(on, *asked[6:11])
+    most = 0
+    while not all(one.ended for one in found):
+        before, waiting = on.slots.copies, on.scheduler.counts["waiting"]
+        on.scheduler.iterate()
+        if on.slots.copies > before:
+            admitted = waiting - on.scheduler.counts["waiting"]
+            most = max(most, admitted)
+    assert most == 1
+    on.close()
+
+
 def test_the_newest_is_preempted_where_rows_run_out_and_goes_on_later() -> None:
     """Three sequences that come to need more rows than there are: all end as they would alone."""
     on = session(3, n_ctx=600)

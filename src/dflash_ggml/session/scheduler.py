@@ -322,11 +322,13 @@ class Scheduler:
     # ---- admission
 
     def _admit(self) -> bool:
-        """Preempted generations first, then those that wait, as long as there are slots; whether there was any.
+        """Preempted generations first, then those that wait, as long as there are slots; whether there was any. Where sequences
+        decode, none behind one for which K/V rows were copied: they have a step between two.
 
         None while a sequence is short of rows: they would be taken from under it.
         """
         did = lent = False
+        copies, is_decoding = self.slots.copies, bool(self._decoding())
         if any(generation.is_short for generation in self.running):
             return did
         for generation in self._active():
@@ -334,6 +336,8 @@ class Scheduler:
                 if not self._resume(generation):
                     return did
                 did = True
+                if is_decoding:  # its own rows were
+                    return did
         with self._lock:
             waiting = [generation for generation in self.waiting if self._goes_on(generation)]
         for generation in waiting:
@@ -357,6 +361,8 @@ class Scheduler:
                 else:
                     self._start(generation, generation.slot)
             did = True
+            if is_decoding and self.slots.copies > copies:
+                break
         return did
 
     def _start(self, generation: Generation, slot: CachedSlot) -> None:
@@ -446,8 +452,6 @@ class Scheduler:
                     self._score_chunk(generation, most, n_decoding > 0)
                 else:
                     self._prefill_chunk(generation, most, n_decoding > 0)
-            if n_decoding:
-                self._admit()
         return did, False
 
     def _can_join(self, generation: Generation) -> bool:

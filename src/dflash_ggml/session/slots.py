@@ -201,7 +201,9 @@ class CachedSlot:
         """Go back to a snapshot. Raises ConfigError where that is impossible."""
         self._has_logits = self._has_ended = False
         bare = replace(snapshot, rows=None)
-        self.slot.restore(bare if self.slot.can_restore(bare) else snapshot)
+        if not self.slot.can_restore(bare):
+            bare, self._slots.copies = snapshot, self._slots.copies + 1
+        self.slot.restore(bare)
 
     def release(self) -> None:
         """The generation has ended; the tokens stay until the slot is needed."""
@@ -248,6 +250,7 @@ class CachedSlot:
     def _complete(self, snapshot: Snapshot) -> Snapshot:
         """Keep a snapshot with its K/V rows."""
         whole = self.slot.completed(snapshot, self.cache.rows(snapshot.tokens))
+        self._slots.copies += 1
         self.cache.put(whole)
         return whole
 
@@ -258,12 +261,12 @@ class CachedSlot:
 
 
 class Slots:
-    """All open slots of an engine. disk: keeps prefixes beyond this process."""
+    """All open slots of an engine. disk: keeps prefixes beyond this process; copies: of K/V rows to or from the host, so far."""
 
     def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
         self.engine, self.cache, self.disk = engine, cache, disk
         self.all: list[CachedSlot] = []
-        self._given = 0
+        self._given = self.copies = 0
         cache.on_device = self.on_device
 
     def on_device(self, snapshot: Snapshot) -> bool:
