@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,20 @@ from .kv_rows import KvRows
 from .shared import Shared
 from .step import Step, Verify
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # `typing` has it from Python 3.11 on
+
 T = TypeVar("T")
+
+
+class Options(TypedDict, total=False):
+    """How a sequence is decoded, see `Slot.generate`; keep_rows: steps hand logits out."""
+
+    max_tokens: int | None
+    mode: Mode | None
+    budget: int | None
+    stop: Callable[[int], bool] | None
+    keep_rows: bool
 
 
 class Slot:
@@ -374,15 +387,7 @@ class Slot:
     # ---- decode
 
     def generate(
-        self,
-        sampler: Sampler,
-        *,
-        max_tokens: int | None = None,
-        mode: Mode | None = None,
-        budget: int | None = None,
-        stop: Callable[[int], bool] | None = None,
-        should_stop: Callable[[], bool] | None = None,
-        keep_rows: bool = False,
+        self, sampler: Sampler, *, should_stop: Callable[[], bool] | None = None, **options: Unpack[Options]
     ) -> Generator[Step, None, None]:
         """Decode from `logits` until `stop(token)` (None: an end-of-generation token), `max_tokens` or the context's end.
 
@@ -391,7 +396,7 @@ class Slot:
         ended or been closed, other calls that would change the state are refused.
         """
         with self._claim.by("a generation"):
-            sequence = self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+            sequence = self._begin(sampler, **options)
             step: Step | Exception = self._guarded(partial(self.engine.stepper.first, sequence))
             while True:
                 if isinstance(step, Exception):
@@ -404,20 +409,10 @@ class Slot:
                     return
                 (step,) = self.engine.step([sequence])
 
-    def begin(
-        self,
-        sampler: Sampler,
-        *,
-        max_tokens: int | None = None,
-        mode: Mode | None = None,
-        budget: int | None = None,
-        stop: Callable[[int], bool] | None = None,
-        keep_rows: bool = False,
-        forced: Items[int] = (),
-    ) -> Sequence:
+    def begin(self, sampler: Sampler, *, forced: Items[int] = (), **options: Unpack[Options]) -> Sequence:
         """Begin a generation as `generate` has it, for `first` and `Engine.step`. forced: tokens that it begins with."""
         with self._claim.by("begin"):
-            sequence = self._begin(sampler, max_tokens, mode, budget, stop, keep_rows)
+            sequence = self._begin(sampler, **options)
             sequence.forced = list(forced)
             return sequence
 
@@ -443,11 +438,11 @@ class Slot:
     def _begin(
         self,
         sampler: Sampler,
-        max_tokens: int | None,
-        mode: Mode | None,
-        budget: int | None,
-        stop: Callable[[int], bool] | None,
-        keep_rows: bool,
+        max_tokens: int | None = None,
+        mode: Mode | None = None,
+        budget: int | None = None,
+        stop: Callable[[int], bool] | None = None,
+        keep_rows: bool = False,
     ) -> Sequence:
         """Check the options of a generation, and note them in the sequence."""
         self._usable()
