@@ -123,7 +123,7 @@ def test_width_of_experts(file: Path) -> None:
 def test_gate_and_up_as_one(file: Path) -> None:
     apart = {f"blk.1.ffn_{x}_exps.weight": None for x in ("gate", "up")}
     name = "blk.1.ffn_gate_up_exps.weight"
-    assert moe(file, changes=apart | {name: (D, 2 * (FF // 3), 5)}).fused_experts == {1}
+    assert moe(file, changes=apart | {name: (D, 2 * (FF // 3), 5)}).joined == {1}
     with pytest.raises(ModelFileError, match=f"tensor '{name}' has shape"):
         moe(file, changes=apart | {name: (D, FF // 3, 5)})
 
@@ -297,8 +297,8 @@ def test_laguna(file: Path) -> None:
     assert found.tensors() == laguna_shapes()
     assert (found.heads, found.n_dense, found.gates) == ((4, 6, 6, 6), 1, (4, 6, 6, 6))
     assert found.windows == (None, 16, 16, 16) and found.rope_theta == 5e5
-    assert found.rope == Rope(2, 5e5, Yarn(32.0, 8, pytest.approx(1 + 0.1 * np.log(32)), 64.0))
-    assert found.rope_window == Rope(HEAD_DIM, 1e4)
+    assert found.rope_full == Rope(2, 5e5, Yarn(32.0, 8, pytest.approx(1 + 0.1 * np.log(32)), 64.0))
+    assert found.rope_near == Rope(HEAD_DIM, 1e4)
     experts = found.experts
     assert (experts.n_experts, experts.n_used, experts.n_ff, experts.n_ff_shared) == (5, 3, 10, 14)
     assert (experts.scoring, experts.biased, experts.normalised, experts.scale) == (
@@ -324,7 +324,7 @@ def test_forms_of_laguna(file: Path) -> None:
     assert laguna(file, {"laguna.expert_weights_scale": 0.0}).experts == replace(
         laguna(file).experts, scale=1.0
     )
-    assert found.experts.scoring == "sigmoid" and found.experts.scale == 1 and found.rope_window.theta == 5e5
+    assert found.experts.scoring == "sigmoid" and found.experts.scale == 1 and found.rope_near.theta == 5e5
 
 
 def test_scales_of_experts(file: Path) -> None:
@@ -340,15 +340,18 @@ def test_published_size_of_xs() -> None:
         n_embd=2048,
         n_ff=8192,
         n_vocab=100352,
+        n_heads=64,
         heads=heads,
         n_kv_heads=8,
         head_dim=128,
-        windows=tuple(512 if i % 4 else None for i in range(40)),
+        seen=tuple(512 if i % 4 else None for i in range(40)),
         gates=heads,
         n_dense=1,
         experts=Experts(2048, 256, 8, 512, 512, False, "sigmoid", True, True, 2.5),
-        rope=Rope(64, 5e5),
-        rope_window=Rope(128, 1e4),
+        rope_theta=5e5,
+        yarn=None,
+        rope_full=Rope(64, 5e5),
+        rope_near=Rope(128, 1e4),
         rms_eps=1e-6,
         n_ctx_train=131072,
         tied_head=False,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..files.gguf import GGUFFile
 from ..ggml.graph import Graph
 from .layers import matmul, swiglu
 
@@ -83,6 +84,11 @@ class Experts:
     @property
     def nodes(self) -> int:
         return 48 + 2 * self.n_used
+
+
+def joined_blocks(file: GGUFFile, n: int) -> frozenset[int]:
+    """Those of the first n blocks whose file has gate and up of an expert as one matrix."""
+    return frozenset(i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in file.tensors)
 
 
 def expert_block(name: str) -> int | None:

@@ -23,17 +23,13 @@ _SCALED_BY_WIDTH = 62  # layers of the 27B, the only size whose scores are scale
 class Gemma3(Qwen3):
     """Sizes of the model.
 
-    stretch: divisor of positions (linear scaling) in layers that see everything. theta_window: base of those with a window.
-    seen: see `windows`. softcap: what logits bend towards, 0 for none.
+    stretch: of layers that see everything. theta_window: base of those with a window.
     """
 
     normed_behind: ClassVar[bool] = True
     longest_answer: ClassVar[int] = 8192
 
-    stretch: float = 1.0
     theta_window: float = 10000.0
-    seen: tuple[int | None, ...] = ()
-    softcap: float = 0.0
 
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -53,20 +49,12 @@ class Gemma3(Qwen3):
         return Dense(self.n_embd, self.n_ff, gelu=True)
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        return self.seen
-
-    @property
     def embedding_scale(self) -> float:
         return self.n_embd**0.5
 
     @property
     def attention_scale(self) -> float | None:
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
-
-    def rope(self, weights: Mapping[str, Any]) -> Rope:
-        """Rotary embedding of the heads."""
-        return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
 
     def rope_window(self, weights: Mapping[str, Any]) -> Rope:
         """The same of layers with a window, whose positions are not stretched."""

@@ -21,12 +21,10 @@ _PERIOD = 2  # of the layers that see everything, where a file does not list the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptOss(Qwen3Moe):
-    """Sizes of the model. seen: see `windows`."""
+    """Sizes of the model."""
 
     normed: ClassVar[bool] = False
     second_norm: ClassVar[str] = "post_attention_norm.weight"
-
-    seen: tuple[int | None, ...] = ()
 
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -38,10 +36,6 @@ class GptOss(Qwen3Moe):
         found = super(GptOss, cls)._read_ffn(keys, n)
         experts = replace(found["experts"], scoring="chosen", limit=LIMIT)
         return found | {"experts": experts}
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return self.seen
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""

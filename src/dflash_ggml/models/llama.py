@@ -21,16 +21,14 @@ FACTORS = "rope_freqs.weight"  # what Llama 3.1 and later divide the angles of p
 class Llama(Qwen3):
     """Sizes of the model.
 
-    stretch: divisor of positions (linear scaling). factors: the file has a divisor for each pair of a head. seen: see `windows`.
+    factors: the file has a divisor for each pair of a head.
     """
 
     normed: ClassVar[bool] = False
     biased: ClassVar[bool] = True
     longest_answer: ClassVar[int] = 4096  # instruction-tuned without thoughts, most for 8,192 tokens in all
 
-    stretch: float = 1.0
     factors: bool = False
-    seen: tuple[int | None, ...] = ()
 
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -51,10 +49,6 @@ class Llama(Qwen3):
     @staticmethod
     def _ignored(name: str) -> bool:
         return name.endswith("attn_rot_embd.weight")  # angles that old writers kept
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return self.seen
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""

@@ -19,6 +19,7 @@ from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
+from .experts import Experts
 from .feed_forward import FeedForward, scale_shape
 from .layers import APPENDED, Dense, Taps, columns_of, declare_outputs
 from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
@@ -51,6 +52,11 @@ class Qwen3(Target):
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
     scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
     biases: tuple[str, ...] = ()  # the `.bias` tensors [rows] that the file has beside matrices
+    stretch: float = 1.0  # divisor of positions (linear scaling)
+    softcap: float = 0.0  # what logits bend towards, 0 for none
+    seen: tuple[int | None, ...] = ()  # `windows`, where some layers have one
+    experts: Experts | None = None
+    joined: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Qwen3:
@@ -117,39 +123,35 @@ class Qwen3(Target):
     @property
     def ffn(self) -> FeedForward:
         """The feed-forward layer of every block."""
-        return Dense(self.n_embd, self.n_ff)
+        return self.experts or Dense(self.n_embd, self.n_ff)
 
-    @property
-    def joined(self) -> frozenset[int]:
-        """Blocks whose gate and up matrices are one (see FeedForward.tensors)."""
-        return frozenset()
+    def block(self, i: int) -> tuple[int, FeedForward]:
+        """Query heads and the feed-forward layer of a block."""
+        return self.n_heads, self.ffn
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""
         d = self.n_embd
         shapes = outer_tensors(d, self.n_vocab, self.tied_head)
-        layer = {
-            "attn_norm.weight": (d,),
-            **attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, normed=self.normed),
-            self.second_norm: (d,),
-        }
+        norms: tuple[str, ...] = ("attn_norm.weight", self.second_norm)
         if self.normed_behind:
-            layer |= {"post_attention_norm.weight": (d,), "post_ffw_norm.weight": (d,)}
-        ffn = {joined: self.ffn.tensors(joined) for joined in (False, True)}
+            norms += ("post_attention_norm.weight", "post_ffw_norm.weight")
         for i in range(self.n_layers):
-            block = layer | ffn[i in self.joined]
-            shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
+            heads, ffn = self.block(i)
+            layer = attention_tensors(d, heads, self.n_kv_heads, self.head_dim, normed=self.normed)
+            layer |= dict.fromkeys(norms, (d,)) | ffn.tensors(i in self.joined)
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
         scales = {name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales}
         return shapes | scales | {n: shapes[n.removesuffix("bias") + "weight"][1:] for n in self.biases}
 
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Tokens that a column of each layer sees; None: all."""
-        return (None,) * self.n_layers
+        return self.seen or (None,) * self.n_layers
 
     def rope(self, weights: Mapping[str, Any]) -> Rope:
         """Rotary embedding of the heads."""
-        return Rope(self.head_dim, self.rope_theta, self.yarn)
+        return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
 
     def rope_window(self, weights: Mapping[str, Any]) -> Rope:
         """The same of layers with a window."""
@@ -165,11 +167,6 @@ class Qwen3(Target):
         """What scores are multiplied with; None: 1 / sqrt(head_dim)."""
         return None
 
-    @property
-    def softcap(self) -> float:
-        """What logits bend towards, 0 for none."""
-        return 0.0
-
     def state_spec(self) -> StateSpec:
         """K/V of every layer, of those with a window in a ring."""
         return StateSpec(tuple(KvLayer(self.n_kv_heads, self.head_dim, window) for window in self.windows))
@@ -177,7 +174,8 @@ class Qwen3(Target):
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer, the rows of a window, the features, and the mask of a pass of few columns."""
         kv = self.n_kv_heads * self.head_dim
-        per_column = self.ffn.per_column + (4 + n_taps) * self.n_embd
+        widest = max(self.block(i)[1].per_column for i in range(self.n_layers))
+        per_column = widest + (4 + n_taps) * self.n_embd
         per_column += 2 * self.n_heads * self.head_dim + 4 * kv
         window = max((w for w in self.windows if w is not None), default=0)
         gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
@@ -187,7 +185,7 @@ class Qwen3(Target):
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
         g, w, eps = (
-            Graph(state.device, 512 + (40 + self.ffn.nodes) * self.n_layers),
+            Graph(state.device, 512 + sum(48 + self.block(i)[1].nodes for i in range(self.n_layers))),
             weights,
             self.rms_eps,
         )
@@ -198,26 +196,22 @@ class Qwen3(Target):
             ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
             for ring in state.rings
         }
-        sizes: dict[str, Any] = {
-            "heads": self.n_heads,
-            "kv_heads": self.n_kv_heads,
-            "head_dim": self.head_dim,
-        }
-        sizes |= {"eps": eps, "scale": self.attention_scale}
+        sizes: dict[str, Any] = {"kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "eps": eps}
+        sizes["scale"] = self.attention_scale
         x = g.get_rows(w["token_embd.weight"], columns.ids)
         if self.embedding_scale != 1:
             x = g.scale(x, self.embedding_scale)
         for i, window in enumerate(self.windows):
             name, seen = f"blk.{i}.", columns if window is None else near[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
-            layer_rope = rope if window is None else rope_window
-            y = attention(g, w, name + "attn_", y, seen, state.cache(i), layer_rope, **sizes)
+            layer_rope, (heads, ffn) = rope if window is None else rope_window, self.block(i)
+            y = attention(g, w, name + "attn_", y, seen, state.cache(i), layer_rope, heads=heads, **sizes)
             taps.settle()
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + self.second_norm])
-            y = self.ffn.build(g, w, name, y)
+            y = ffn.build(g, w, name, y)
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_ffw_norm.weight"])
             x = g.add(y, x)

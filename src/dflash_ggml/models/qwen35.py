@@ -20,6 +20,7 @@ from ..ggml.weights import Source
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
+from .experts import Experts
 from .feed_forward import FeedForward, scale_shape
 from .layers import (
     APPENDED,
@@ -75,16 +76,13 @@ class Qwen35(Target):
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
     scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices (NVFP4)
     n_ranks: int = 1  # above 1, heads and `n_ff` are those of one (see `ranked`)
+    experts: Experts | None = None
+    joined: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
 
     @property
     def ffn(self) -> FeedForward:
         """The feed-forward layer of every block."""
-        return Dense(self.n_embd, self.n_ff)
-
-    @property
-    def joined(self) -> frozenset[int]:
-        """Blocks whose gate and up matrices are one (see FeedForward.tensors)."""
-        return frozenset()
+        return self.experts or Dense(self.n_embd, self.n_ff)
 
     @property
     def conv_channels(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..files.gguf import GGUFFile
-from .experts import Experts
+from .experts import Experts, joined_blocks
 from .qwen35 import Qwen35
 from .reading import Keys
 
@@ -16,19 +16,6 @@ MAX_EXPERTS = 1 << 12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Moe(Qwen35):
     """Sizes of the trunk; all layers have as many experts of one width, and one that is shared."""
-
-    experts: Experts
-    fused_experts: frozenset[int] = (
-        frozenset()
-    )  # blocks whose file has gate and up of an expert as one matrix
-
-    @property
-    def ffn(self) -> Experts:
-        return self.experts
-
-    @property
-    def joined(self) -> frozenset[int]:
-        return self.fused_experts
 
     @classmethod
     def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:
@@ -48,5 +35,4 @@ class Qwen35Moe(Qwen35):
             n_ff=n_ff,
             n_ff_shared=keys.one(shared if keys.has(shared) else "feed_forward_length"),
         )
-        fused = (i for i in range(trunk) if f"blk.{i}.ffn_gate_up_exps.weight" in file.tensors)
-        return {"n_ff": n_ff, "experts": experts, "fused_experts": frozenset(fused)}
+        return {"n_ff": n_ff, "experts": experts, "joined": joined_blocks(file, trunk)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .experts import Experts
+from .experts import Experts, joined_blocks
 from .qwen3 import Qwen3
 from .qwen35moe import MAX_EXPERTS
 from .reading import Keys
@@ -16,24 +16,10 @@ from .reading import Keys
 class Qwen3Moe(Qwen3):
     """Sizes of the model; all layers have as many experts of one width, and none that is shared."""
 
-    experts: Experts
-    fused_experts: frozenset[int] = (
-        frozenset()
-    )  # blocks whose file has gate and up of an expert as one matrix
-
-    @property
-    def ffn(self) -> Experts:
-        return self.experts
-
-    @property
-    def joined(self) -> frozenset[int]:
-        return self.fused_experts
-
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
         n_experts = keys.count("expert_count", MAX_EXPERTS)
         n_used = keys.one("expert_used_count", n_experts, n=n)
         n_ff = keys.expert_width(n_used, n)
         experts = Experts(keys.count("embedding_length"), n_experts, n_used, n_ff)
-        fused = (i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in keys.file.tensors)
-        return {"n_ff": n_ff, "experts": experts, "fused_experts": frozenset(fused)}
+        return {"n_ff": n_ff, "experts": experts, "joined": joined_blocks(keys.file, n)}
