@@ -13,7 +13,7 @@ from dflash_ggml.decode.tree import root_only
 from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.policy.costs import Costs, Point
 from dflash_ggml.policy.plan import Plan
-from dflash_ggml.policy.policy import Policy, Result
+from dflash_ggml.policy.policy import Policy, Result, StepTimes
 
 BUDGET, DEPTH = 31, 15
 # a target whose passes cost little more with more columns, and a draft that takes a third of a plain step
@@ -96,12 +96,12 @@ class Writer:
         if tree.n_nodes:
             self.kinds.append("copies" if not plan.drafts else "draft" if copied is None else "both")
             took = self.costs.expected("verify", n + tree.n_nodes, 32)
-            policy.record(Result([tree, *rest], came, draft, 0.0, took, 0.1, 0.0))
+            policy.record(Result([tree, *rest], came, StepTimes(draft, 0.0, took, 0.1)))
             self.ms += draft + took + 0.1
         else:
             self.kinds.append("draft" if drafting else "plain")
             took = self.costs.expected("verify", n, 32)
-            policy.record(Result([tree, *rest], came, draft, 0.0, took, 0.0, 0.0))
+            policy.record(Result([tree, *rest], came, StepTimes(draft, 0.0, took)))
             self.ms += draft + took
         return plan
 

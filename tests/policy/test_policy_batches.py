@@ -13,7 +13,7 @@ from dflash_ggml.decode.tree import Tree, root_only
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.policy.fixed import plan_of
 from dflash_ggml.policy.plan import PLAIN, Plan
-from dflash_ggml.policy.policy import Policy, Result
+from dflash_ggml.policy.policy import Policy, Result, StepTimes
 from reference.virtual_clock import (
     CPU,
     H100,
@@ -64,7 +64,7 @@ def grown(sequences: list[Sequence], plans: list[Plan], seed: int = 0) -> list[T
 
 
 def nothing(trees: list[Tree]) -> Result:
-    return Result(trees, [None] * len(trees), 1.0, 0.0, 9.0, 0.1, 0.1)
+    return Result(trees, [None] * len(trees), StepTimes(1.0, 0.0, 9.0, 0.1, 0.1))
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 40, 64])
@@ -290,9 +290,7 @@ def test_building_the_graphs_of_a_shape_is_no_loss_but_once():
         plan = policy.plan([one])[0]
         (tree,) = policy.cut([plan.build(7, text.at(40, DEPTH)[0])])
         left.append(policy.draft_ledger.left or 0.0)
-        policy.record(
-            Result([tree], [Accepted((0,), (5,))], 1.0, 0.0, 900.0, 0.0, 0.0, frozenset(("draft", "commit")))
-        )
+        policy.record(Result([tree], [Accepted((0,), (5,))], StepTimes(1.0, 0.0, 900.0), {"verify"}))
         left.append(policy.draft_ledger.left or 0.0)
     lost = [before - after for before, after in zip(left[::2], left[1::2])]
     assert 0 < lost[0] < 2 * H100.plain and lost[2] > 2 * lost[0]

@@ -21,7 +21,7 @@ from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only, verify_width
 from dflash_ggml.policy.costs import Costs, Pass, Point
 from dflash_ggml.policy.plan import Plan
-from dflash_ggml.policy.policy import Policy, Result
+from dflash_ggml.policy.policy import Policy, Result, StepTimes
 
 RANKS = 8
 
@@ -332,7 +332,7 @@ def decode(
         for sequence, what in zip(sequences, accepted):
             sequence.tokens += [sequence.pending or 0, *what.tokens[:-1]]
             sequence.pending = what.tokens[-1]
-        policy.record(Result(trees, accepted, draft, 0.0, verify, 0.0, host))
+        policy.record(Result(trees, accepted, StepTimes(draft, 0.0, verify, 0.0, host)))
         run.ms.append(draft + verify + host)
         run.emitted.append(sum([len(what.tokens) for what in accepted]))
         run.columns.append(total if total > n else 0)

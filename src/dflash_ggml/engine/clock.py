@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
-class StepTimes:
-    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
-    sampling, bookkeeping."""
-
-    draft: float = 0.0
-    tree: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
-    host: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """The whole step."""
-        return self.draft + self.tree + self.verify + self.commit + self.host
+from ..ggml.graph_cache import GraphCache
+from ..policy.policy import StepTimes
 
 
 class Clock:
-    """Laps of one step, summed by name."""
+    """Laps of one step, summed by name; cold: those in which a graph was run that takes longer than later on."""
 
-    __slots__ = ("_at", "times")
+    __slots__ = ("_at", "_graphs", "_n", "cold", "times")
 
-    def __init__(self) -> None:
-        self.times = StepTimes()
+    def __init__(self, graphs: GraphCache) -> None:
+        self.times, self._graphs, self._n = StepTimes(), graphs, graphs.cold
+        self.cold: set[str] = set()  # set[str]() takes much longer
         self._at = time.perf_counter()
 
     def lap(self, name: str) -> None:
         """Note the milliseconds since the last lap under `name`."""
         now, times = time.perf_counter(), self.times
         setattr(times, name, getattr(times, name) + (now - self._at) * 1e3)
+        if (n := self._graphs.cold) != self._n:
+            self._n = n
+            self.cold.add(name)
         self._at = now

@@ -26,10 +26,10 @@ from ..drafts.drafter import Drafter
 from ..drafts.prompt_lookup import NAME
 from ..ggml.graph import Graph
 from ..policy.plan import PLAIN, Plan
-from ..policy.policy import Policy, Result
+from ..policy.policy import Policy, Result, StepTimes
 from .accept import Acceptance
 from .batches import besides
-from .clock import Clock, StepTimes
+from .clock import Clock
 from .passes import TargetPasses
 
 # runs the trees of a forest in a pass: see `TargetPasses.verify`
@@ -82,7 +82,7 @@ class Stepper:
 
     def first(self, sequence: Sequence) -> Step:
         """The first token of a generation, from the logits that the prompt's own pass gave."""
-        clock, logits = Clock(), sequence.logits
+        clock, logits = Clock(self.passes.graphs), sequence.logits
         assert logits is not None, "a generation begins where a prefill left logits"
         token = sequence.pending = sequence.sample(logits)
         sequence.emit(token)
@@ -111,23 +111,19 @@ class Stepper:
             Per sequence its step or its exception. A sequence that failed is unchanged or, without a pending token, one
             token further.
         """
-        clock, graphs, warm = Clock(), self.passes.graphs, []
+        clock = Clock(self.passes.graphs)
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
         for i, sequence in enumerate(sequences):
             if sequence.forced:  # the next token is known, so nothing is drafted
                 plans[i] = PLAIN
-        cold = graphs.cold
         trees = self._trees(sequences, plans, clock)
         if not plain:
             trees = self.policy.cut(trees)
         forest = Forest(sequences, trees, besides(len(trees)) if beside else None)
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
-        if graphs.cold == cold:
-            warm.append("draft")
         clock.lap("tree")
 
-        cold = graphs.cold
         for sequence, width in zip(sequences, forest.widths):
             sequence.inconsistent = width == 1  # until the pass that commits it has completed
         graph = (beside or self.passes.verify)(forest, watches, columns)
@@ -138,8 +134,6 @@ class Stepper:
             self.policy.think()
             clock.lap("tree")
         acceptance = Acceptance(self.passes, graph, forest, watches)
-        if graphs.cold == cold:
-            warm.append("verify")
         for sequence, width in zip(sequences, forest.widths):
             if width == 1:
                 sequence.tokens.append(sequence.pending)  # type: ignore[arg-type]
@@ -148,15 +142,11 @@ class Stepper:
         walked = [acceptance.walk(i) for i in range(len(sequences))]
         clock.lap("host")
 
-        cold = graphs.cold
         accepted = [None if isinstance(what, Exception) else what for what, _ in walked]
         self._commit(forest, accepted, columns)
-        if graphs.cold == cold:
-            warm.append("commit")
         clock.lap("commit")
         if not plain:
-            t = clock.times
-            self.policy.record(Result(trees, accepted, t.draft, t.tree, t.verify, t.commit, t.host, warm))
+            self.policy.record(Result(trees, accepted, clock.times, clock.cold))
         clock.lap("host")
         steps: list[Step | Exception] = [
             what if isinstance(what, Exception) else self._step_of(sequence, plan, tree, what, rows, clock)
@@ -229,7 +219,7 @@ class Stepper:
         features, members = self.passes.state.features, [*forest.sequences, *idle]
         fixed = self.passes.fixed_columns(forest)
         taken = {column for s in members for column in s.unseen}
-        crowded = any(len(s.unseen) > self.drafter.depth for s in members)
+        crowded = [s for s in members if len(s.unseen) > self.drafter.depth]
         if taken and (fixed or crowded or features.width - len(taken) < forest.width):
             self.drafter.take_in([s for s in members if s.unseen])
             taken.clear()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,29 +56,36 @@ log_ = logging.getLogger("dflash_ggml")
 
 
 @dataclass(slots=True)
+class StepTimes:
+    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
+    sampling, bookkeeping."""
+
+    draft: float = 0.0
+    tree: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return self.draft + self.tree + self.verify + self.commit + self.host
+
+
+@dataclass(slots=True)
 class Result:
     """What came of a step, in the order of its sequences.
 
     Attributes:
         trees: What was verified, root-only where nothing was.
         accepted: None for a sequence that failed.
-        draft, tree, verify, commit, host: Wall milliseconds; tree: of planning and growing trees.
-        warm: Which of "draft", "verify" and "commit" built no graph.
+        cold: Which of "draft", "verify" and "commit" took longer than usual, since a graph was new.
     """
 
     trees: Items[Tree]
     accepted: Items[Accepted | None]
-    draft: float
-    tree: float
-    verify: float
-    commit: float
-    host: float
-    warm: Items[str] = ("draft", "verify", "commit")
-
-    @property
-    def ms(self) -> float:
-        """The whole step."""
-        return self.draft + self.tree + self.verify + self.commit + self.host
+    times: StepTimes
+    cold: Collection[str] = ()
 
 
 class Choice(NamedTuple):
@@ -446,9 +454,9 @@ class Policy:
         """Note what came of the step, for which `cut` gave these trees. It is learned from by `think`, or the next plan."""
         step, n = self._step, len(result.trees)
         columns = sum([tree.width for tree in result.trees])
-        is_wide, ms = columns > n, result.ms
+        is_wide, ms = columns > n, result.times.total
         self._learn()
-        if not is_wide and not result.draft:
+        if not is_wide and not result.times.draft:
             self._since_plain = 0
             self.draft_ledger.plain(ms)
             self.lookup_ledger.plain(ms)
@@ -456,7 +464,7 @@ class Policy:
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
             expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
             shape = n, verify_width(columns - 1), step.drafting, step.block, self._context.bit_length()
-            is_first = len(result.warm) < 3 and shape not in self._built
+            is_first = bool(result.cold) and shape not in self._built
             self._built.add(shape)
             ms = min(ms, expected if is_first else DISTURBED * expected)
             ledger = self.draft_ledger if step.drafting else self.lookup_ledger
@@ -468,35 +476,35 @@ class Policy:
             self._measure(step, result, columns)
         else:
             self._came = step, result
-        self._was_wide = is_wide or result.draft > 0
+        self._was_wide = is_wide or result.times.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
         """Note what the passes took."""
-        n, measured, warm = len(result.trees), self.costs.measured, result.warm
+        n, measured, times, cold = len(result.trees), self.costs.measured, result.times, result.cold
         if n == 1 and columns > 1 and self._now % 2:  # half of them tell as much
             return
         context = sum([s.n_tokens for s in step.sequences]) // n
-        if result.draft and "draft" in warm:
+        if times.draft and "draft" not in cold:
             drafts = [
                 (plan.depth or self.depth) + 1 for plan in step.plans if plan.kind != "plain" and plan.drafts
             ]
             if drafts:
-                measured("draft", result.draft, max(drafts) * len(drafts), context, len(drafts))
+                measured("draft", times.draft, max(drafts) * len(drafts), context, len(drafts))
             else:
-                measured("append", result.draft, 1, context)
+                measured("append", times.draft, 1, context)
         if columns > n:
             width = verify_width(columns - 1)
-            if "verify" in warm:
-                measured("verify", result.verify, width, context, n)
-            if "commit" in warm:
-                measured("commit", result.commit, 1, 0, n)
-            measured("host", result.tree + result.host, width, 0, n)
-        elif not result.draft and "verify" in warm:
+            if "verify" not in cold:
+                measured("verify", times.verify, width, context, n)
+            if "commit" not in cold:
+                measured("commit", times.commit, 1, 0, n)
+            measured("host", times.tree + times.host, width, 0, n)
+        elif not times.draft and "verify" not in cold:
             usual = self.costs.of("plain", n, context, n) if step.was_wide and not self.is_gpu else None
-            if usual is None or result.ms < usual:
-                measured("plain", result.ms, n, context, n)
+            if usual is None or times.total < usual:
+                measured("plain", times.total, n, context, n)
             if usual is not None:
-                measured("after", max(result.ms - usual, 0.0), 1, 0, n)
+                measured("after", max(times.total - usual, 0.0), 1, 0, n)
 
     def think(self) -> None:
         """Do what has time while a device is busy: learn from the last step, and look costs up anew."""
