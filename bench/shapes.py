@@ -1,13 +1,15 @@
 """Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
 
-    python bench/shapes.py OUT_DIR [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|gpt-oss-20b|heads|demo] [--layers N]
-        [--no-target] [--draft dflash|dflash2|dspark|mtp ...] [--draft-type q8_0|bf16] [--block N]
+    python bench/shapes.py OUT_DIR [--layers N] [--no-target] [--draft-type q8_0|bf16] [--block N]
+        [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|gpt-oss-20b|gemma4-26b-a4b|gemma4-31b|heads|demo]
+        [--draft dflash|dflash2|dspark|mtp ...]
 
 The target follows the stock Q4_K_M mix: Q4_K, with Q6_K for the head and, in about half of the layers, for ffn_down (experts
 and shared expert too) and for attn_qkv or attn_v; routers are F32. gpt-oss is as it is published: experts in MXFP4, the other
-matrices in Q8_0. Sizes are those of the Qwen3.5 family, of Qwen3-Next, of Laguna and of gpt-oss; a draft has the target's
-width, and the newer kinds have what those of Qwen3.8-27B have. With `mtp` the target gets a prediction head in Q8_0, as its
-files have. --layers writes fewer layers of the target: times then are those of a part.
+matrices in Q8_0. Gemma 4 has a tied embedding in Q6_K; matrices whose rows have no whole blocks of 256 take Q5_0 and Q8_0, as
+llama.cpp quantises them. Sizes are those of the Qwen3.5 family, of Qwen3-Next, of Laguna, of gpt-oss and of Gemma 4 (not read
+from a file); a draft has the target's width, and the newer kinds have what those of Qwen3.8-27B have. With `mtp` the target gets
+a prediction head in Q8_0, as its files have. --layers writes fewer layers of the target: times then are those of a part.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from dflash_ggml.drafts.dspark.params import Markov
 from dflash_ggml.models.layers import Dense
 from dflash_ggml.models.prediction import NORM, Head
 
-F32, BF16, Q8_0, Q4_K, Q6_K, MXFP4 = (
-    GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q4_K", "Q6_K", "MXFP4")
+F32, BF16, Q8_0, Q5_0, Q4_K, Q6_K, MXFP4 = (
+    GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "Q5_0", "Q4_K", "Q6_K", "MXFP4")
 )
 VALUE_TYPES = {
     bool: GGUFValueType.BOOL,
@@ -37,6 +39,7 @@ VALUE_TYPES = {
     str: GGUFValueType.STRING,
 }
 RMS_EPS = 1e-6
+GEMMA4_PERIOD = 6  # the last layer of each sees everything
 Row = tuple[str, GGMLQuantizationType, tuple[int, ...]]  # name, type, shape in ggml order
 
 
@@ -70,7 +73,9 @@ class Shape:
     draft_head_dim: int = 128
     taps: int = 5
     arch: str = "qwen35"
-    experts: Experts | None = None  # ff is then the draft's alone
+    experts: Experts | None = None  # ff is then the draft's alone, but for Gemma 4
+    full_kv: int = 0  # K/V heads of Gemma 4's layers without a window
+    draft_ff: int | None = None  # ff where there is none
 
 
 QWEN_27B = Shape(64, 5120, 17408, 24, 4, 256, 16, 48)
@@ -108,6 +113,23 @@ SHAPES = {
         draft_head_dim=64,
         arch="gpt-oss",
         experts=Experts(32, 4, 2880, 0),
+    ),
+    # layers with a window have heads of 256, the others of 512 whose values are their keys
+    "gemma4-26b-a4b": Shape(
+        *(30, 2816, 2112, 16, 8, 256, 0, 0),
+        vocab=262144,
+        draft_ff=5632,
+        arch="gemma4",
+        experts=Experts(128, 8, 704, 0),
+        full_kv=2,
+    ),
+    "gemma4-31b": Shape(
+        *(60, 5376, 21504, 32, 16, 256, 0, 0),
+        vocab=262144,
+        draft_heads=64,
+        draft_ff=10752,
+        arch="gemma4",
+        full_kv=4,
     ),
     # attention as at 27B in a small trunk, for what caches do to it on any machine
     "heads": replace(QWEN_27B, layers=8, embd=1024, ff=2048, k_heads=4, v_heads=8, vocab=8192),
@@ -156,8 +178,10 @@ def random_bytes(name: str, type_: GGMLQuantizationType, size: int) -> np.ndarra
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if type_ == F32:
         values = rng.uniform(-0.02, 0.02, size // 4).astype(np.float32)
-        if name.endswith("norm.weight"):
+        if "norm" in name or name.endswith(("scale", "scale.weight")):
             values += 1
+        if name == "rope_freqs.weight":  # a quarter of a head rotates
+            values[:] = np.where(np.arange(len(values)) < len(values) // 4, 1, 1e30)
         if name.endswith("ssm_a"):
             values = -rng.uniform(0.5, 4, size // 4).astype(np.float32)
         return values.view(np.uint8)
@@ -244,6 +268,9 @@ def target(path: Path, s: Shape, quantise: bool = True, has_head: bool = False) 
         return
     if s.arch == "gpt-oss":
         write(path, gpt_oss_metadata(s), rows + gpt_oss_blocks(s))
+        return
+    if s.arch == "gemma4":
+        write(path, gemma4_metadata(s), gemma4_rows(s))
         return
     inner, keys = s.v_heads * s.state, s.k_heads * s.state
     for i in range(s.layers):
@@ -451,13 +478,90 @@ def gpt_oss_metadata(s: Shape) -> dict:
     }
 
 
+def gemma4_rows(s: Shape) -> list[Row]:
+    """All tensors of Gemma 4, of which every sixth layer sees everything; without `output.weight`."""
+
+    def down(name: str, better: bool, *shape: int) -> Row:
+        kinds = (Q4_K, Q6_K) if shape[0] % 256 == 0 else (Q5_0, Q8_0)
+        return name, kinds[better], shape
+
+    rows: list[Row] = [
+        ("token_embd.weight", Q6_K, (s.embd, s.vocab)),
+        ("output_norm.weight", F32, (s.embd,)),
+    ]
+    if s.layers >= GEMMA4_PERIOD:
+        rows += [("rope_freqs.weight", F32, (s.head_dim,))]  # half a head of twice the size
+    norms = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"]
+    if s.experts is not None:
+        norms += ["post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2"]
+    for i in range(s.layers):
+        better, blk, is_full = gets_more_bits(i, s.layers), f"blk.{i}.", (i + 1) % GEMMA4_PERIOD == 0
+        size = s.head_dim * (1 + is_full)
+        q, kv = s.heads * size, (s.full_kv if is_full else s.kv_heads) * size
+        rows += [(f"{blk}{name}.weight", F32, (s.embd,)) for name in norms]
+        rows += [
+            (blk + "layer_output_scale.weight", F32, (1,)),
+            (blk + "attn_q_norm.weight", F32, (size,)),
+            (blk + "attn_k_norm.weight", F32, (size,)),
+            (blk + "attn_q.weight", Q4_K, (s.embd, q)),
+            (blk + "attn_k.weight", Q4_K, (s.embd, kv)),
+            (blk + "attn_output.weight", Q4_K, (q, s.embd)),
+            (blk + "ffn_gate.weight", Q4_K, (s.embd, s.ff)),
+            (blk + "ffn_up.weight", Q4_K, (s.embd, s.ff)),
+            down(blk + "ffn_down.weight", better, s.ff, s.embd),
+        ]
+        if not is_full:
+            rows += [(blk + "attn_v.weight", Q6_K if better else Q4_K, (s.embd, kv))]
+        if (e := s.experts) is not None:
+            rows += [
+                (blk + "ffn_gate_inp.weight", F32, (s.embd, e.n)),
+                (blk + "ffn_gate_inp.scale", F32, (s.embd,)),
+                (blk + "ffn_gate_up_exps.weight", Q4_K, (s.embd, 2 * e.ff, e.n)),
+                down(blk + "ffn_down_exps.weight", better, e.ff, s.embd, e.n),
+                (blk + "ffn_down_exps.scale", F32, (e.n,)),
+            ]
+    return rows
+
+
+def gemma4_metadata(s: Shape) -> dict:
+    """Keys of Gemma 4."""
+    a = "gemma4."
+    is_full = [(i + 1) % GEMMA4_PERIOD == 0 for i in range(s.layers)]
+    metadata = {
+        "general.architecture": "gemma4",
+        "general.name": "random weights, for timing only",
+        **sizes(a, s.layers, 262144, s.embd, s.heads, s.kv_heads, 2 * s.head_dim),
+        a + "attention.head_count_kv": [s.full_kv if full else s.kv_heads for full in is_full],
+        a + "attention.key_length_swa": s.head_dim,
+        a + "attention.value_length_swa": s.head_dim,
+        a + "attention.sliding_window": 1024,
+        a + "attention.sliding_window_pattern": [not full for full in is_full],
+        a + "attention.shared_kv_layers": 0,
+        a + "embedding_length_per_layer_input": 0,
+        a + "feed_forward_length": s.ff,
+        a + "final_logit_softcapping": 30.0,
+        a + "rope.dimension_count": 2 * s.head_dim,
+        a + "rope.dimension_count_swa": s.head_dim,
+        a + "rope.freq_base": 1e6,
+        a + "rope.freq_base_swa": 1e4,
+        **vocabulary(s.vocab),
+    }
+    if (e := s.experts) is not None:
+        metadata |= {
+            a + "expert_count": e.n,
+            a + "expert_used_count": e.used,
+            a + "expert_feed_forward_length": e.ff,
+        }
+    return metadata
+
+
 def draft_params(s: Shape, draft: str, block: int) -> DraftParams:
     """The sizes of a block draft. DFlash2 and DSpark are what Qwen3.8-27B has: DFlash2 with windows on all layers."""
     is_new = draft == "dflash2"
     return DraftParams(
         n_layers=s.draft_layers,
         n_embd=s.embd,
-        n_ff=s.ff,
+        n_ff=s.draft_ff or s.ff,
         n_heads=s.draft_heads,
         n_kv_heads=s.draft_kv_heads,
         head_dim=s.draft_head_dim,
