@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -297,16 +296,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_which_devices_are_taken(monkeypatch: pytest.MonkeyPatch, options: Any, chosen: list[str]) -> None:
     gpus(monkeypatch, "CUDA0", "CUDA1", "CUDA2")
     assert [d.name for d in placement._chosen(EngineConfig(Path("model.gguf"), **options))] == chosen
-
-
-@pytest.mark.parametrize(("gpus", "asked", "given"), [(1, 0, 0), (1, 4, 4), (2, 0, 1), (2, 4, 1), (2, 1, 1)])
-def test_several_gpus_serve_one_sequence(
-    caplog: pytest.LogCaptureFixture, gpus: int, asked: int, given: int
-) -> None:
-    device = SimpleNamespace(sides=[SimpleNamespace(is_gpu=i < gpus) for i in range(gpus + 1)])
-    config = EngineConfig(Path("m.gguf"), parallel=asked)
-    assert placement.one_at_a_time(device, config).parallel == given  # type: ignore[arg-type]
-    assert bool(caplog.records) == (asked > 1 and gpus > 1)
 
 
 def test_devices_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from .kernel_tuning import without_kernels
 from .known_costs import known_costs
 from .memory_planner import decode_window, default_slots, fitting_needs, plan_needs
 from .passes import TargetPasses, allocated
-from .placement import as_computed, choose_device, one_at_a_time
+from .placement import as_computed, choose_device
 from .scorer import Scorer, ScorerSource
 
 Progress = Callable[[str, int, int], None]
@@ -117,7 +117,6 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
         log.warning("%s", note)
     source = open_scorer(config, tokenizer.tokens)
     device, costs, costs_file = choose_device(config), Costs(), None
-    config = one_at_a_time(device, config)
     try:
         target = as_computed(target, file, device)
         passes, drafter, scorer, memory, batches, over = _on_device(

@@ -6,7 +6,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -58,16 +58,6 @@ def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
     if target.tied_head and has_matmul_layout(device, Source(info.type, info.shape, file.data(name))):
         return target.untied()
     return target
-
-
-def one_at_a_time(device: Device, config: EngineConfig) -> EngineConfig:
-    """The configuration with one sequence where several GPUs share the work: two shown as one wrote wrong text for several, and
-    right text for one."""
-    if config.parallel == 1 or sum(side.is_gpu for side in device.sides) < 2:
-        return config
-    if config.parallel:
-        log.warning("parallel: %d sequences, but several GPUs serve one at a time", config.parallel)
-    return replace(config, parallel=1)
 
 
 def _check_ranks(config: EngineConfig, infos: Sequence[DeviceInfo]) -> None:
