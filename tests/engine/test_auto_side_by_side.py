@@ -20,7 +20,7 @@ pytest.importorskip("dflash_ggml.ggml.bindings")
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.policy.policy import Policy, Result
+from dflash_ggml.policy.policy import Policy, Result, StepTimes
 from reference.engine_kit import EXACT, Solo
 
 PROMPTS = (
@@ -76,8 +76,8 @@ def fast_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     record = Policy.record
 
     def told(self: Policy, result: Result) -> None:
-        draft = 0.2 if result.draft else 0.0
-        record(self, replace(result, draft=draft, tree=0.05, verify=10.0, commit=0.1, host=0.1))
+        draft = 0.2 if result.times.draft else 0.0
+        record(self, replace(result, times=StepTimes(draft, tree=0.05, verify=10.0, commit=0.1, host=0.1)))
 
     monkeypatch.setattr(Policy, "record", told)
 
