@@ -344,6 +344,8 @@ QUESTIONS = (
         ("plain", *VERIFY, "draft", "commit"),
         (
             "step-h100-27b-again",
+            "step-one-of-2-h100",
+            "step-2-h100-tensor",
             "step-h200-27b",
             "step-q8q4-h100",
             "step-32k-h100",
@@ -362,6 +364,9 @@ QUESTIONS = (
         ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
         (
             "step-h100-27b-again",
+            "step-one-of-2-h100",
+            "step-2-h100-layer",
+            "step-2-h100-tensor",
             "step-h200-27b",
             "step-h100-35b-a3b",
             "step-h100-80b-a3b",

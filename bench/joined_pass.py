@@ -62,7 +62,7 @@ def measured(
 
     for _ in range(times + 2):
         slot.restore(start)
-        # one batch: beside nobody, of the width that it has beside others
+        # a batch of the width that it has in a joined pass, alone
         timed("chunk", lambda: slot.prefill(part, beside=lambda run: None))
         timed("step", step)
         slot.restore(start)

@@ -236,8 +236,9 @@ def test_the_plan_is_what_is_allocated(engine: Solo) -> None:
 
 
 def test_a_prompt_in_the_passes_of_others_changes_no_text(engine: Solo) -> None:
-    if not engine.takes_beside:
-        pytest.skip("its rows are gathered")
+    assert engine.takes_beside == (engine.passes.takes_several and not engine.passes.state.rings)
+    if not engine.takes_beside:  # rows that are gathered
+        return
     jobs = some_jobs(engine, 4, seed=8)
     expected = [job.alone(engine) for job in jobs]
     write_beside(engine, jobs)

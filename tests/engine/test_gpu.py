@@ -159,7 +159,8 @@ def test_state_after_many_commits(gpu):
         tree = random_tree(rng, int(rng.integers(1, 31)), gpu.drafter.depth, gpu.n_vocab - 8)
         commit(gpu, tree, int(rng.integers(tree.width)))
         gpu.drafter.take_in([gpu.sequence])
-        gpu.device.synchronize()  # as a step does when it reads: until then ggml-vulkan keeps what each graph needs
+        if not gpu.device.info.name.startswith("CUDA"):
+            gpu.device.synchronize()  # as a step does when it reads: until then ggml-vulkan keeps what each graph needs
     gpu.sequence.pending = None
     tokens = gpu.tokens
 

@@ -221,6 +221,7 @@ class FakeEngine:
     sizes: tuple[int, int] = (1000, 4)
     scorer: Any = None
     takes_beside: bool = False
+    joins: bool = False
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024

@@ -260,7 +260,8 @@ def ssm_conv_tree_commit(g: Graph, state, x, path, seqs=None):
     new = g.reshape(g.get_rows(x, entering), channels, size, states * layers)
     last = g.get_rows(g.concat(old, new, 1), kept)
     last = g.reshape(last, channels, size, states, layers)
-    return g.copy(g.permute(last, 1, 0, 2, 3), state)
+    # packed first: ggml-cuda copies what is transposed as if its target had no gaps
+    return g.copy(g.cont(g.permute(last, 1, 0, 2, 3)), state)
 
 
 def gated_delta_net_tree_persist(g: Graph, q, k, v, decay, beta, state, parents, seqs=None):

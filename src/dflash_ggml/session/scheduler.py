@@ -93,8 +93,7 @@ class Scheduler:
     def __init__(self, slots: Slots) -> None:
         self.slots, self.engine = slots, slots.engine
         self.budget, self.tally = PrefillBudget(self.engine.device.is_gpu), Tally()
-        # on a CPU a column costs about as much in any pass, and padding as much as a column (bench/notes-serving.md)
-        self.joins = self.engine.device.is_gpu and self.engine.takes_beside
+        self.joins = self.engine.joins
         self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []  # in the order in which they began, preempted ones included
         self._open: list[Generation] = []  # whose events are being read
