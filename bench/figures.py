@@ -486,7 +486,7 @@ QUESTIONS = (
         "Real weights: SmolLM2-135M-Instruct, Q4_1, and two drafts of ours; tokens a step behind 24 prompts of HumanEval, GSM8K"
         " and our chat set.",
         ("chain", "tree of 7", "tree of 15", "tree of 31", "tree with prompt lookup"),
-        ("trained-drafts-smollm2",),
+        ("trained-drafts-smollm2-18", "trained-drafts-smollm2"),
         trained,
     ),
     Question(
