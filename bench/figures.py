@@ -482,7 +482,7 @@ QUESTIONS = (
         trained,
     ),
     Question(
-        "What does a draft that was trained in ten minutes accept of real text?",
+        "What does a draft that was trained in minutes accept of real text?",
         "Real weights: SmolLM2-135M-Instruct, Q4_1, and two drafts of ours; tokens a step behind 24 prompts of HumanEval, GSM8K"
         " and our chat set.",
         ("chain", "tree of 7", "tree of 15", "tree of 31", "tree with prompt lookup"),
