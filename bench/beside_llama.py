@@ -1,12 +1,12 @@
-"""Passes of the target beside llama.cpp's on the same file and device, in turn: plain, verify, a prompt.
+"""Time of the target's passes against llama.cpp's on the same file and device, alternating: plain, verify, prefill.
 
     python bench/beside_llama.py -m TARGET (--driver PROGRAM | --source LLAMA_CPP --libs FOLDER) [--rounds 2] [--json FILE]
 
-`--driver` is beside_llama.cpp, compiled; or it is compiled here, with llama.cpp's headers from `--source` and its shared
-libraries from `--libs`. Its passes are consecutive tokens of one text with the logits of each, ours trees of as many nodes with
-the target's choice of each: what either needs to verify a draft. Both times are of whole calls: inputs, launches and what is read
-back are in. Each side has the device for itself, `--rounds` times; the least median of each is compared. Prompts: llama.cpp's
-best ubatch of 512, 2048 and 4096. Random weights (see shapes.py) are right for time only.
+`--driver` is the compiled beside_llama.cpp; without it, it is compiled here, with llama.cpp's headers from `--source` and its
+shared libraries from `--libs`. Its passes are consecutive tokens of one sequence with the logits of each, ours trees of as many
+nodes with the target's choice for each: what either needs to verify a draft. Both times are of whole calls, with inputs,
+launches and read-back. Each side has the device to itself, `--rounds` times; the smallest median of each is compared. Prompts:
+llama.cpp's best ubatch of 512, 2048 and 4096. Random weights (see shapes.py) are valid for timing only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Decoding speed on the CPU beside other busy processes, and without them, in turn with llama.cpp at the same pin.
+"""Decoding speed on the CPU with and without other busy processes, alternating with llama.cpp at the same pin.
 
     python bench/busy.py [--busy 2] [--rival PYTHON] [--rounds 5] [--json FILE]
 
-Each round starts every contender once beside the busy processes and once without; the medians are compared. Ours runs as users
-get it (threads by default, which yield), and with a fixed count; llama.cpp with each of `--rival-threads`.
+Each iteration runs every contender once with the busy processes and once without; the medians are compared. Ours runs with
+default settings (threads by default, which yield), and with a fixed count; llama.cpp with each of `--rival-threads`.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def main() -> None:
                         into.setdefault(f"llama.cpp, {threads} threads", []).append(got)
     facts = header(cores=physical_cores(), load_average_before=load, model=Path(a.model).name, busy=a.busy)
     print(f"{facts['cpu']}, {facts['cores']} cores, commit {facts['commit']}, load average before {load:.1f}")
-    for place, speeds in found.items():
-        print(f"{place}: median (min .. max) of {a.rounds}")
+    for setting, speeds in found.items():
+        print(f"{setting}: median (min .. max) of {a.rounds}")
         for name, values in speeds.items():
             print(
                 f"  {name:<28} {statistics.median(values):8.1f} tokens/s ({min(values):.1f} .. {max(values):.1f})"

@@ -1,10 +1,10 @@
-"""How many candidates per drafted depth: what they cost in the heap and in the draft's pass, and what they gain.
+"""Number of candidates per drafted depth: what they cost in the heap and in the draft's pass, and what they gain.
 
     python bench/candidates.py [-t 1] [--limit 12] [-n 200] [--json FILE]
     python bench/candidates.py -m TARGET -md DRAFT --context 2048 --no-texts [--json FILE]      # costs alone, any weights
 
-Gains are tokens per pass on texts that plain decoding wrote first, greedily and at temperatures: every setting follows the same
-words, so that only the trees differ. Costs are the best of `--repeat` runs, the settings in turn.
+Gains are tokens per pass along sequences that plain decoding generated first, greedily and at temperatures: every setting
+follows the same tokens, so that only the trees differ. Costs are the best of `--repeat` runs, the settings alternating.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def draft_ms(engine: Solo, context: int, repeat: int) -> dict[str, dict[int, flo
 
 
 def written(engine: Solo, ids: list[int], temperature: float, seed: int, n: int) -> list[int]:
-    """Plain text behind a prompt."""
+    """Tokens that plain decoding generates after a prompt."""
     engine.reset()
     engine.prefill(ids)
     sampler = Sampler(SamplingParams(temperature=temperature, seed=seed), engine.n_vocab)
@@ -96,7 +96,7 @@ def written(engine: Solo, ids: list[int], temperature: float, seed: int, n: int)
 
 
 class Following(MadeUp):
-    """The target chooses what `ids` say, whatever it would; the draft's best `count` candidates alone are proposed."""
+    """Force the target's choices to `ids`; propose only the draft's best `count` candidates."""
 
     def __init__(self, engine: Solo, ids: list[int], count: int) -> None:
         super().__init__(engine)
@@ -106,17 +106,17 @@ class Following(MadeUp):
         found = self._propose(sequences, budget, depth)
         return [Rows(rows.ids[:, : self.count], rows.log_probs[:, : self.count]) for rows in found]
 
-    def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
+    def right(self, sequence: Sequence, tree: Tree, chosen: np.ndarray) -> np.ndarray:
         at = sequence.n_tokens + 1 + tree.depths
         return self.ids[np.minimum(at, len(self.ids) - 1)]
 
 
 def length(engine: Solo, ids: list[int], text: list[int], budget: int, count: int) -> tuple[int, int]:
-    """Tokens and passes of a tree decoding that follows a text."""
+    """Tokens and passes of tree decoding forced along given tokens."""
     tokens = passes = 0
     engine.reset()
     engine.prefill(ids)
-    engine.logits[text[0]] = 1e9  # begin as the text does
+    engine.logits[text[0]] = 1e9  # start with the sequence's first token
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     with Following(engine, [*ids, *text], count):
         for step in engine.generate(
@@ -128,28 +128,28 @@ def length(engine: Solo, ids: list[int], text: list[int], budget: int, count: in
 
 
 def gains(engine: Solo, temperature: float, limit: int, n: int) -> list[dict]:
-    """Tokens per pass by budget and candidates, the mean over the texts."""
+    """Tokens per pass by budget and candidates, averaged over the sequences."""
     prompts = [engine.tokenizer.encode(p.text) for p in spread(own("python"), limit)]
-    texts = [written(engine, ids, temperature, seed, n) for seed, ids in enumerate(prompts)]
+    outputs = [written(engine, ids, temperature, seed, n) for seed, ids in enumerate(prompts)]
     rows = []
     for budget in BUDGETS:
         lengths = {}
         for k in COUNTS:
-            counts = [length(engine, ids, text, budget, k) for ids, text in zip(prompts, texts)]
+            counts = [length(engine, ids, text, budget, k) for ids, text in zip(prompts, outputs)]
             lengths[k] = np.array([t / p for t, p in counts])
         mean = {k: round(float(x.mean()), 4) for k, x in lengths.items()}
         first, *others = COUNTS
-        # in pairs: the texts differ far more than the settings
+        # in pairs: sequences differ far more than settings
         error = {
             k: float((lengths[k] - lengths[first]).std(ddof=1) / len(prompts) ** 0.5 / mean[first])
             for k in others
         }
-        said = [
+        tokens = [
             f"{k}: {mean[k]:.4f} ({100 * (mean[k] / mean[first] - 1):+.2f} % +- {100 * error[k]:.2f})"
             for k in others
         ]
         print(
-            f"  T {temperature:g}, budget {budget:<3}  {first}: {mean[first]:.4f}  {'  '.join(said)}",
+            f"  T {temperature:g}, budget {budget:<3}  {first}: {mean[first]:.4f}  {'  '.join(tokens)}",
             flush=True,
         )
         rows.append({"temperature": temperature, "budget": budget, "length": mean, "error": error})
@@ -166,7 +166,7 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=50)
     p.add_argument("--temp", type=float, nargs="+", default=[0.0, 0.8])
     p.add_argument("-n", type=int, default=200, help="tokens per text")
-    p.add_argument("--limit", type=int, default=12, help="texts")
+    p.add_argument("--limit", type=int, default=12, help="sequences")
     p.add_argument(
         "--counts",
         type=int,
@@ -193,11 +193,11 @@ def main() -> None:
             print(f"  draft {name}" + "".join(f"  {k}: {x:.4f} ms" for k, x in ms.items()), flush=True)
         engine.drafter.candidates = max(COUNTS)
         engine.drafter.graphs.clear()
-        texts = [] if a.no_texts else [row for t in a.temp for row in gains(engine, t, a.limit, a.n)]
+        outputs = [] if a.no_texts else [row for t in a.temp for row in gains(engine, t, a.limit, a.n)]
     facts = header(
         device=device, gpu=gpu_facts(), model=a.model.name, draft=a.model_draft.name, context=a.context
     )
-    save(a.json, {**facts, "heap_us": heap, "draft_ms": draft, "texts": texts})
+    save(a.json, {**facts, "heap_us": heap, "draft_ms": draft, "texts": outputs})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every benchmark here says about itself, and where results go."""
+"""Shared parts of the benchmarks: the header of a result, model options, where results are written."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Decoding speed on the CPU, side by side with llama.cpp at the same pin when llama-cpp-python 0.3.36 can be run.
+"""Decoding speed on the CPU, alternating with llama.cpp at the same pin where llama-cpp-python 0.3.36 can be run.
 
     python bench/cpu_speed.py [--rival PYTHON] [-t 2] [--json FILE]
 
-`--rival` names a Python interpreter that has llama-cpp-python 0.3.36 (built on this machine); it decodes the same file in
-its own process, in turn with ours, each `--rounds` times, and the medians are compared. After the comparison the plain
-step is taken apart: graph, read-back and Python.
+`--rival` names a Python interpreter that has llama-cpp-python 0.3.36 (built on this machine); it decodes the same file in its
+own process, alternating with ours, each `--rounds` times, and the medians are compared. After the comparison the plain step is
+broken down: graph, read-back and Python.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A long prompt that comes back from disk: how long writing and restoring take beside reading it again.
+"""Disk cache of a long prompt: time to write and to restore against prefilling it again.
 
     python bench/disk_cache.py -m TARGET [-md DRAFT] [--prompt 60000] [-ctk TYPE] [-ctv TYPE] [--folder DIR] [--json FILE]
 
 Restoring is what a server does after a restart: open the folder, check the file, copy it to the device. The file was written a
-moment before, so that the operating system has it in memory; a cold disk adds its own time. Random weights will do.
+moment before, so it is in the page cache; a cold disk adds its own time. Random weights will do.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""How many distinct experts the columns of a verify pass use: a chain, the children of one token, and unrelated tokens.
+"""Distinct experts that the columns of a verify pass use: a chain, the children of one token, and unrelated tokens.
 
     python bench/experts_touched.py -m MODEL [--text FILE] [--widths 2 4 8 16 32] [--positions 64] [--json FILE]
 
 At positions spread over a text, the text's next tokens are verified as a chain, then the target's best tokens after the first
 of these as its children. Unrelated columns are first tokens of as many different positions. The mean over positions and layers
-is what a pass reads of the experts; "independent" is E (1 - (1 - k/E)^n), routers that toss coins. Without a text the tokens
-are random: that says something of the router's weights only.
+is what a pass reads of the experts; "independent" is E (1 - (1 - k/E)^n), the expectation for uniformly random routers. Without
+a text the tokens are random, which measures the router's weights only.
 """
 
 from __future__ import annotations

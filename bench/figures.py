@@ -1,4 +1,4 @@
-"""Write docs/figures.md from the result files of bench/results: a table per question, a row per figure.
+"""Generator of docs/figures.md from the result files of bench/results: a table per question, a row per figure.
 
     python bench/figures.py            # write the page
     python bench/figures.py --check    # exit with 1 where the page is not what this script writes

@@ -1,4 +1,4 @@
-"""All GPU checks in one go, with a table at the end: op tests, compute-sanitizer, engine tests.
+"""All GPU checks in one run, with a table at the end: op tests, compute-sanitizer, engine tests.
 
     python bench/gpu_check.py --ops PATH/test-backend-ops [--jobs N] [--sanitize] [--json FILE]
 

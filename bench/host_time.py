@@ -1,12 +1,13 @@
-"""What the host takes of a step of one text, by part, with passes that compute nothing.
+"""Host time of a single-sequence step, by part, with passes that compute nothing.
 
     python bench/host_time.py [-n 400] [--context 8] [--rounds 5] [--parts] [--only SETTING...] [--json FILE]
 
-The embedded pair is loaded for its shapes. Its device answers at once, MADE-UP words stand for what target and draft say, and
-MADE-UP milliseconds of a machine for what passes take. What is timed is the engine's own code between two passes: planning,
-inputs and masks, trees, acceptance, bookkeeping. Figures are the least of `--rounds` means over a text's later half, the whole
-step in process time, so that a busy machine adds little. What a GPU would compute beside is done where its results are read,
-and not counted in the step but as `beside`. --parts: functions too, one at a time, so that no clock is in another's time.
+The embedded pair is loaded for its shapes. Its device returns at once; SYNTHETIC tokens stand in for what target and draft
+choose, and SYNTHETIC milliseconds of a machine for the time of passes. What is timed is the engine's own code between two
+passes: planning, inputs and masks, trees, acceptance, bookkeeping. Figures are the minimum over `--rounds` of means over a
+sequence's later half, the whole step in process time, so that a busy machine adds little. What overlaps with a GPU's
+computation runs where its results are read, and counts as `beside`, not as part of the step. --parts: times functions too, one
+at a time, so that timers do not nest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from common import Solo, header, save
-from made_up import MadeUp, forget_texts
+from made_up import MadeUp, reset_policy
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode import calibration, sequence
@@ -36,14 +37,15 @@ from dflash_ggml.policy import costs, plan, policy
 from dflash_ggml.policy.costs import Costs, Pass, Point
 from dflash_ggml.policy.policy import Policy
 from dflash_ggml.state.mask import ResidentMask
-from reference.virtual_clock import CPU, H100, Machine, Text  # behind made_up, which finds it
+from reference.virtual_clock import CPU, H100, Machine, SyntheticSequence  # behind made_up, which finds it
 
-PERIOD = 60  # tokens after which a text that repeats itself begins anew
+PERIOD = 60  # period of a repeating sequence in tokens
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A mode on a text. hits: of the draft's best candidate; repeats: whether copies foretell it; machine: whose costs."""
+    """A mode and a sequence. hits: of the draft's best candidate; repeats: whether prompt lookup predicts it; machine: whose
+    costs."""
 
     name: str
     mode: str
@@ -52,29 +54,29 @@ class Setting:
     budget: int = 31
     repeats: bool = False
     copies: bool = False
-    context: int = 8  # tokens before the text
+    context: int = 8  # tokens of the prompt
 
 
 SETTINGS = [
     Setting("plain", "plain", 0.1, CPU),
-    Setting("auto that stays plain", "auto", 0.1, CPU, copies=True),
-    Setting("auto, copies alone", "auto", 0.1, CPU, copies=True, repeats=True),
+    Setting("auto that stays plain", "auto", 0.1, CPU, lookup=True),
+    Setting("auto, lookup alone", "auto", 0.1, CPU, lookup=True, repeats=True),
     Setting("tree 15, length 4", "tree", 0.744, H100, 15),
     Setting("auto, length 4", "auto", 0.744, H100),
-    Setting("auto, length 4, copies", "auto", 0.744, H100, copies=True, repeats=True),
+    Setting("auto, length 4, lookup", "auto", 0.744, H100, lookup=True, repeats=True),
     Setting("tree 15, length 8", "tree", 0.908, H100, 15),
     Setting("auto, length 8", "auto", 0.908, H100),
 ]
 
 
-class Told(Costs):
+class FixedCosts(Costs):
     """Costs of a made-up machine: what is measured here is forgotten, but takes the time that it takes."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine, self._rng = machine, np.random.default_rng(0)
         self._noise = (1 + 0.01 * self._rng.standard_normal(997)).tolist()
-        self._told = 0
+        self._n_measured = 0
         verify = [Point("verify", w, 64, machine.verify_ms(w)) for w in machine.verify]
         draft = [Point("draft", w, 64, ms) for w, ms in machine.draft.items()]
         self.learn([Point("plain", 1, 64, machine.plain), *verify, *draft])
@@ -89,8 +91,8 @@ class Told(Costs):
             ms = machine.draft_ms(columns)
         else:
             ms = machine.rest / 2
-        self._told += 1
-        super().measured(kind, ms * self._noise[self._told % 997], columns, context, sequences)
+        self._n_measured += 1
+        super().measured(kind, ms * self._noise[self._n_measured % 997], columns, context, sequences)
 
 
 @contextmanager
@@ -138,15 +140,15 @@ def timed(made_up: MadeUp, owner: Any, name: str) -> Iterator[Timed]:
 def decoded(
     engine: Solo, made_up: MadeUp, setting: Setting, n: int, on_half: Callable[[], None]
 ) -> tuple[list[Any], float]:
-    """The steps of a text's later half, and the seconds that were spent beside them."""
+    """The steps of a sequence's later half, and the seconds spent beside them."""
     engine.reset()
     engine.forget()
-    forget_texts(engine)
+    reset_policy(engine)
     policy, slot, lookup = engine.policy, engine.slot, engine.slot.lookup
-    policy.costs = Told(setting.machine)
+    policy.costs = FixedCosts(setting.machine)
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, setting.context).tolist())
     made_up.period = PERIOD if setting.repeats else 4096
-    made_up.texts[0] = Text(setting.hits, 1, spread=1.0, others=0.4, length=made_up.period)
+    made_up.sources[0] = SyntheticSequence(setting.hits, 1, spread=1.0, others=0.4, length=made_up.period)
     beside = [0.0]
 
     def think() -> None:
@@ -162,7 +164,7 @@ def decoded(
     steps: list[Any] = []
     emitted, is_late = 0, False
     try:
-        slot.lookup = lookup if setting.copies else None
+        slot.lookup = lookup if setting.lookup else None
         with without_device(engine):
             for step in engine.generate(sampler, **how):
                 emitted += len(step.tokens)
@@ -180,7 +182,7 @@ STAGES = ("draft", "tree", "verify", "commit", "host")
 
 
 def whole(engine: Solo, made_up: MadeUp, setting: Setting, n: int) -> dict[str, float]:
-    """Microseconds of a step, and of its stages, in the later half of a text."""
+    """Microseconds of a step, and of its stages, in the later half of a sequence."""
     began = [0.0]
 
     def half() -> None:
@@ -204,7 +206,7 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
     return [
         ("prepare", Slot, "prepare"),
         ("plan", Policy, "plan"),
-        (" look-up of copies", PromptLookup, "look_up"),
+        (" prompt lookup", PromptLookup, "look_up"),
         ("propose", engine.drafter, "propose"),
         ("build tree", plan.Plan, "build"),
         ("cut", Policy, "cut"),

@@ -3,10 +3,10 @@
     python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25] [--timeline]
 
 Times are the profiler's own: gaps between kernels are not in them, and a kernel that starts while the one before it still runs
-has its waiting in them. `wall` is the same call without a profiler, its host work included. With --users also passes over so many
-texts of that context: plain, drafts and trees of 64 columns in all, and their commit. --timeline adds each pass in the order of
-its kernels, cut at those that norm a product's input: `added` is from the end of all kernels before to the end of this one, `gap`
-how long nothing ran before it, negative where it started early.
+has its waiting in them. `wall` is the same call without a profiler, its host work included. With --users also passes over that
+many sequences of that context: plain, drafts and trees of 64 columns in all, and their commit. --timeline adds each pass in the
+order of its kernels, cut at the kernels that norm a matmul's input: `added` is from the end of all kernels before to the end of
+this one, `gap` how long nothing ran before it, negative where it started early.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.tree import root_only
 
-JOINT = 64  # columns of all texts together
+JOINT = 64  # columns over all sequences
 
 
 def short(name: str) -> str:

@@ -1,12 +1,12 @@
-"""What types of K/V caches cost in quality: logits against f16, and how far a draft with such caches is followed.
+"""Quality cost of K/V cache types: logits against f16, and acceptance of a draft with such caches.
 
     python bench/kv_quality.py [-t 1] [--positions 2048] [--pairs q8_0/q4_0 ...] [--json FILE]
     python bench/kv_quality.py -m TARGET --random --pairs q8_0/q4_0      # any weights: logits alone, over random tokens
 
-Plain decoding with f16 caches writes a text for each of the package's prompts; joined, they are one text of `--positions` tokens,
-so that most positions have a long context. Each pair of types reads it in batches and its logits are compared, position by
-position. Tokens per pass are counted on the single texts, which every pair follows word by word: only the drafts differ. Some
-pairs are measured without the rotation as well.
+Plain decoding with f16 caches generates an output for each of the package's prompts; joined, they are one sequence of
+`--positions` tokens, so that most positions have a long context. Each pair of types prefills it in batches and its logits are
+compared, position by position. Tokens per pass are counted on the single outputs, which every pair follows token by token: only
+the drafts differ. Some pairs are measured without the rotation as well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dflash_ggml.state.kv_type import KV_TYPES
 
 BATCH = 256
 BUDGET = 15
-WRITTEN = 160  # tokens of a text
+WRITTEN = 160  # tokens of an output
 ALL = list(product(KV_TYPES, KV_TYPES))
 # measured without the rotation too, unless others are named
 BARE = [
@@ -115,17 +115,17 @@ def main() -> None:
 
     with opened("f16", "f16") as engine:
         device = engine.device.info.description
-        prompts, texts = [], []
+        prompts, outputs = [], []
         if a.random:
             ids = np.random.default_rng(0).integers(0, engine.n_vocab, a.positions).tolist()
         else:
             count = max(a.limit, -(-a.positions // WRITTEN))
             prompts = [engine.tokenizer.encode(x.text) for x in spread(own("python"), count)]
-            texts = [written(engine, prompt, 0.0, i, WRITTEN) for i, prompt in enumerate(prompts)]
-            ids = [t for prompt, text in zip(prompts, texts) for t in (*prompt, *text)][: a.positions]
-            prompts, texts = prompts[: a.limit], texts[: a.limit]
+            outputs = [written(engine, prompt, 0.0, i, WRITTEN) for i, prompt in enumerate(prompts)]
+            ids = [t for prompt, text in zip(prompts, outputs) for t in (*prompt, *text)][: a.positions]
+            prompts, outputs = prompts[: a.limit], outputs[: a.limit]
         exact = rows_of(engine, ids)
-        counts = [length(engine, x, text, BUDGET, 8) for x, text in zip(prompts, texts)]
+        counts = [length(engine, x, text, BUDGET, 8) for x, text in zip(prompts, outputs)]
     usual = sum(t for t, _ in counts) / max(1, sum(n for _, n in counts))
     print(f"{len(ids)} positions" + (f"; f16/f16: {usual:.3f} tokens a pass" if prompts else ""), flush=True)
     rows = []
@@ -137,7 +137,7 @@ def main() -> None:
                 distance = Distance()
                 for ours, theirs in zip(rows_of(engine, ids), exact):
                     distance.add(ours, theirs)
-                counts = [length(engine, x, text, BUDGET, 8) for x, text in zip(prompts, texts)]
+                counts = [length(engine, x, text, BUDGET, 8) for x, text in zip(prompts, outputs)]
                 per_pass = sum(t for t, _ in counts) / max(1, sum(n for _, n in counts))
             row = {"k": k, "v": v, "rotation": rotation and quantised, **distance.result()}
             if prompts:

@@ -1,10 +1,10 @@
-"""A long text under a memory limit: what was planned, allocated and seen by nvidia-smi, and that it decodes at the end.
+"""A long sequence under a memory limit: what was planned, allocated and seen by nvidia-smi, and that it decodes at the end.
 
     python bench/long_context.py -m TARGET -md DRAFT --gpu-memory 23GiB -ctk q8_0 -ctv q4_0 [-c 131072] [--prompt 120000]
         [-n 200] [--budget 23] [--draft-window 2048] [--synthetic-acceptance 8.31] [--json FILE]
 
-Files of random weights (see shapes.py) will do: their times and sizes are those of a model, THEIR TEXT IS NOISE. With
-`--synthetic-acceptance L` the accepted length is FORCED to L in the mean (see step_time.py). On a CPU the peak is that of this
+Files of random weights (see shapes.py) will do: their times and sizes are those of a model, THEIR OUTPUT IS NOISE. With
+`--synthetic-acceptance L` the accepted length is FORCED to L on average (see step_time.py). On a CPU the peak is that of this
 process's resident memory.
 """
 

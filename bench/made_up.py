@@ -1,4 +1,4 @@
-"""Made-up acceptance: an engine's passes run and take their time, but which drafted token is right is drawn beforehand."""
+"""Synthetic acceptance for an engine: its passes run and take their time, but which drafted token is right is drawn beforehand."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from dflash_ggml.policy.policy import Policy
 sys.path.insert(0, str(ROOT / "tests"))
 from reference.virtual_clock import RANKS, Source
 
-PERIOD = 4096  # places after which tokens repeat, at most
+PERIOD = 4096  # positions after which tokens repeat, at most
 
 
 class MadeUp:
     """Replaces what an engine's draft proposes and what its target chooses, and nothing of what that costs, until it is left.
 
     Attributes:
-        texts: By state index, the text that the slot's sequence becomes.
-        period: Places after which the tokens of the texts repeat.
-        seconds, process_seconds: What making things up has taken, of which the engine's own clock, `perf_counter` and
+        sources: By state index, the tokens and drafts of the slot's sequence.
+        period: Positions after which the tokens of a source repeat.
+        seconds, process_seconds: Time spent on synthetic choices, of which the engine's own clock, `perf_counter` and
             `process_time` know nothing.
     """
 
     def __init__(self, engine: Engine, drafts: bool = True) -> None:
         """drafts: whether proposals are made up too, or the target's choices alone."""
         self.engine, self.drafter, self.passes = engine, engine.drafter, engine.passes
-        self.texts, self.period = dict[int, Source](), PERIOD
+        self.sources, self.period = dict[int, Source](), PERIOD
         self.seconds = self.process_seconds = 0.0
         self._forest: Forest | None = None
         self._propose, self._verify, self._choices = (
@@ -63,7 +63,7 @@ class MadeUp:
         clock.time = time
 
     def perf_counter(self) -> float:
-        """The time without what making things up has taken."""
+        """The time without what synthetic choices took."""
         return time.perf_counter() - self.seconds
 
     def process_time(self) -> float:
@@ -81,11 +81,11 @@ class MadeUp:
             self.process_seconds += time.process_time() - process_began
 
     def propose(self, sequences: Items[Sequence], budget: int, depth: int | None = None) -> list[Rows]:
-        """Run the draft; return the texts' candidates."""
+        """Run the draft; return the sources' candidates."""
         self._propose(sequences, budget, depth)
         with self.unseen():
             found = [
-                self.texts[s.state_index].at(s.n_tokens, depth or self.drafter.depth)[0] for s in sequences
+                self.sources[s.state_index].at(s.n_tokens, depth or self.drafter.depth)[0] for s in sequences
             ]
             return [Rows(self.tokens(rows.ids), rows.log_probs) for rows in found]
 
@@ -96,24 +96,24 @@ class MadeUp:
 
     def choices(self, graph: Graph) -> np.ndarray:
         """What is right after each node of the trees that were verified last."""
-        said, forest, self._forest = self._choices(graph), self._forest, None
+        chosen, forest, self._forest = self._choices(graph), self._forest, None
         with self.unseen():
             for sequence, tree, block in forest.blocks if forest else ():
-                said[block] = self.right(sequence, tree, said[block])
-        return said
+                chosen[block] = self.right(sequence, tree, chosen[block])
+        return chosen
 
-    def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
-        """What is right after each node of a tree. said: by the target."""
-        right = self.texts[sequence.state_index].at(sequence.n_tokens, int(tree.depths.max()) + 1)[1]
+    def right(self, sequence: Sequence, tree: Tree, chosen: np.ndarray) -> np.ndarray:
+        """What is right after each node of a tree. chosen: by the target, before it is overwritten."""
+        right = self.sources[sequence.state_index].at(sequence.n_tokens, int(tree.depths.max()) + 1)[1]
         return self.tokens(right)[tree.depths]
 
     def tokens(self, ids: np.ndarray) -> np.ndarray:
-        """Ids of a text, RANKS + 1 to a place, as tokens of the vocabulary; 0 is what a CPU picks of NaN."""
-        places = min(self.period, (self.engine.n_vocab - 1) // (RANKS + 1))
-        return 1 + ids % (places * (RANKS + 1))
+        """Ids of a source, RANKS + 1 to a position, as tokens of the vocabulary; 0 is what a CPU picks of NaN."""
+        n_positions = min(self.period, (self.engine.n_vocab - 1) // (RANKS + 1))
+        return 1 + ids % (n_positions * (RANKS + 1))
 
 
-def forget_texts(engine: Engine) -> None:
+def reset_policy(engine: Engine) -> None:
     """Let an engine's policy know nothing of what was decoded before; costs stay known."""
     old = engine.policy
     engine.policy = engine.stepper.policy = Policy(old.depth, old.costs, old.is_gpu, old.most)

@@ -1,9 +1,9 @@
-"""`auto` on real texts in virtual time: what the policy is worth, whatever else the machine does.
+"""The mode `auto` on real output in virtual time: what the policy gains, independent of the machine's load.
 
     python bench/policy_on_texts.py [--limit 18] [--temps 0 0.8 1.2] [--seeds 1] [-n 200] [--json FILE]
 
-The embedded pair runs, so texts, drafts and loops are its own; its passes are believed to take what they took on two quiet cores
-of a Xeon with AMX (the tables below), with four per cent of noise. The host takes no time.
+The embedded pair runs, so output, drafts and loops are its own; passes are assumed to take what they took on two idle cores of
+a Xeon with AMX (the tables below), with four per cent of noise. The host takes no time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def virtual_time(seed: int) -> Iterator[None]:
 
 
 def decoded(limit: int, temperature: float, n: int, seed: int) -> dict[str, list[Run]]:
-    """The texts of each mode, on one engine that has seen nothing before."""
+    """The runs of each mode, on one engine that has seen nothing before."""
     prompts = spread([prompt for style in EMBEDDED_STYLES for prompt in own(style)], limit)
     found: dict[str, list[Run]] = {}
     with virtual_time(seed):
@@ -151,11 +151,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for temperature in args.temps:
         for seed in range(1, args.seeds + 1):
-            texts = decoded(args.limit, temperature, args.n, seed)
-            rates = {label: rate(found) or 0.0 for label, found in texts.items()}
+            outputs = decoded(args.limit, temperature, args.n, seed)
+            rates = {label: rate(found) or 0.0 for label, found in outputs.items()}
             auto = rates.pop("auto")
             best = max(rates, key=lambda label: rates[label])
-            worst = min(a.per_second / p.per_second for a, p in zip(texts["auto"], texts["plain"]))  # type: ignore[operator]
+            worst = min(a.per_second / p.per_second for a, p in zip(outputs["auto"], outputs["plain"]))  # type: ignore[operator]
             row = {
                 "temperature": temperature, "best": best, "auto": auto, "to_best": auto / rates[best],
                 "to_plain": auto / rates["plain"], "worst": worst,

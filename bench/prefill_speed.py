@@ -3,7 +3,7 @@
     python bench/prefill_speed.py -m TARGET [-md DRAFT] [--batches 512 2048 4096] [--lengths 4096] [--stock] [--json FILE]
 
 A length is prefilled from an empty context, a warm-up first; the best of `--repeat` runs counts. --stock: also with ggml's own
-products of more than 64 columns (CUDA).
+matmuls of more than 64 columns (CUDA).
 """
 
 from __future__ import annotations

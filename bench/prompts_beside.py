@@ -1,9 +1,9 @@
-"""New prompts while others write: how soon the first token comes, and how much and how long the writers are held up.
+"""New prompts beside running sequences: time to first token, and how much and how long the running ones are slowed down.
 
     python bench/prompts_beside.py -m TARGET [-md DRAFT] [--writers 4] [--prompts 500 8000] [--times 3] [--json FILE]
 
-A session as a server has it, without HTTP; tokens are drawn at random, nothing of a prompt is cached. Of random weights (see
-shapes.py) drafts are never right, so writers are decoded as `auto` decides then: plainly.
+A session as a server has it, without HTTP; tokens are drawn at random, nothing of a prompt is cached. With random weights (see
+shapes.py) drafts are never right, so running sequences are decoded as `auto` decides then: plainly.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Row:
 
 
 class Writer(threading.Thread):
-    """A text that is written until it is told to stop. steps: when each came, and its tokens."""
+    """A generation that runs until it is stopped. steps: when each came, and its tokens."""
 
     def __init__(self, session: Session, prompt: list[int], most: int) -> None:
         super().__init__(daemon=True)

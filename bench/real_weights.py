@@ -7,11 +7,11 @@
     python bench/real_weights.py perplexity llama.cpp -m FILE --text TEXT [-c 512]
     python bench/real_weights.py float -m FILE --out FLOAT.gguf
 
-Each role needs its own package, and none the others': a file of logits is float32 [positions, vocabulary], with ids.npy beside
-it, which the first role writes (ours) and the others read. `float` writes the file with its matrices as float32: what the others
-compute with. `--float`: our plain kernels and float32 K/V. Perplexity as llama.cpp's tool has it: windows of n_ctx tokens, each
-from an empty context, its first token BOS where the model wants one, the second half of each scored; `dflash-bench perplexity`
-must give the same.
+Each role needs its own package and none of the others': a file of logits is float32 [positions, vocabulary], with ids.npy
+beside it, which the first role writes (ours) and the others read. `float` writes the file with its matrices as float32: what
+the others compute with. `--float`: our plain kernels and float32 K/V. Perplexity as in llama.cpp's tool: windows of n_ctx
+tokens, each from an empty context, its first token BOS where the model wants one, the second half of each scored; `dflash-bench
+perplexity` must give the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tokens per target pass by source, by replay: a written answer stands in for the target's choices.
+"""Tokens per target pass by source, by replay: a given answer stands in for the target's choices.
 
 usage: python bench/replay.py [--json FILE] [--budget B] [--threads N] [--time RUNS]
 
-The prompts and answers are those of replay.txt. The embedded target is fed what is written, one token a pass, and the embedded
-draft proposes at every place of it, from real features; trees are then grown and walked as a step does, with the next written
-token for the target's choice. So acceptance is counted on texts that so small a model would not write. It tells what sources
-find, and nothing of speed. Earlier answers are forgotten before each.
+The prompts and answers are those of replay.txt. The embedded target is fed the answer, one token a pass, and the embedded draft
+proposes at every position of it, from real features; trees are then grown and walked as a step does, with the answer's next
+token as the target's choice. So acceptance is counted on output that so small a model would not produce. It measures what
+sources find, not speed. Earlier answers are forgotten before each.
 
---time tells what a step takes on the host: of each step the shortest of so many runs, then the mean over the steps of a set.
+--time measures the host time of a step: for each step the minimum over that many runs, then the mean over the steps of a set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COPYING = ("edit", "json", "quote")  # sets whose answers repeat much of the pro
 
 
 class Written(Sampler):
-    """Chooses the next token of a text, whatever the logits are."""
+    """Chooses the next token of a given answer, whatever the logits are."""
 
     def __init__(self, ids: list[int], n_vocab: int) -> None:
         super().__init__(SamplingParams(temperature=1.0), n_vocab)
@@ -60,7 +60,7 @@ def texts() -> list[tuple[str, str, str, str]]:
 
 
 def proposals(engine: Solo, ids: list[int], n_prompt: int, budget: int) -> list[Candidates]:
-    """What the draft says with each token of `ids` pending, from the first behind the prompt to the last but one."""
+    """The draft's candidates with each token of `ids` pending, from the first behind the prompt to the last but one."""
     engine.reset()
     engine.prefill(ids[:n_prompt])
     assert engine.drafter is not None
@@ -76,23 +76,23 @@ def replay(
     ids: list[int],
     n_prompt: int,
     drafted: list[Candidates],
-    copies: PromptLookup,
+    lookup: PromptLookup,
     budget: int,
     times: list[tuple[int, ...]] | None = None,
 ) -> dict[str, int]:
     """Write ids behind the prompt with this source: tokens, passes, and nodes drafted and accepted. times: takes nanoseconds of
     each step, see STAGES."""
     plan, sequence = Plan("tree", budget), Sequence(tokens=ids[:n_prompt], pending=ids[n_prompt])
-    copies.forget()
-    copies.begin(sequence)
+    lookup.forget()
+    lookup.begin(sequence)
     passes = nodes = accepted_n = 0
     while (at := sequence.n_tokens + 1) < len(ids):
         found: Any = None if source == "suffix" else drafted[at - 1 - n_prompt]
         began = perf_counter_ns()
-        copied = None if source == "dflash" else copies.look_up(sequence)
+        matched = None if source == "dflash" else lookup.look_up(sequence)
         looked = perf_counter_ns()
-        if copied is not None:
-            found = Merged(found, copied, copies.rates)
+        if matched is not None:
+            found = Merged(found, matched, lookup.rates)
         tree = None if found is None else plan.build(ids[at - 1], found)
         built = walked = learned = perf_counter_ns()
         n = 1
@@ -101,7 +101,7 @@ def replay(
             accepted = walk(tree, lambda node, following=following: next(following))
             walked = perf_counter_ns()
             if tree.evidence is not None:
-                observe(tree, accepted, copies.rates)
+                observe(tree, accepted, lookup.rates)
             learned = perf_counter_ns()
             n, nodes = len(accepted.tokens), nodes + tree.n_nodes
             accepted_n += accepted.n_accepted
@@ -119,9 +119,9 @@ def host_times(every: list[tuple[Any, ...]], budget: int, runs: int) -> dict[str
     for source in SOURCES:
         best: dict[str, np.ndarray] = {}
         for _ in range(runs):
-            copies, run = PromptLookup(budget), {}
+            lookup, run = PromptLookup(budget), {}
             for kind, _, ids, n_prompt, drafted in every:
-                replay(source, ids, n_prompt, drafted, copies, budget, run.setdefault(kind, []))
+                replay(source, ids, n_prompt, drafted, lookup, budget, run.setdefault(kind, []))
             best = {kind: np.minimum(best.get(kind, np.inf), steps) for kind, steps in run.items()}
         best["copying"] = np.concatenate([best[kind] for kind in COPYING])
         for kind, steps in best.items():
@@ -153,9 +153,9 @@ def main() -> None:
             ids = [*asked, *engine.tokenizer.encode(answer)]
             every.append((kind, name, ids, len(asked), proposals(engine, ids, len(asked), args.budget)))
     for source in SOURCES:
-        copies = PromptLookup(args.budget)  # what was right is learned from text to text, as in a session
+        lookup = PromptLookup(args.budget)  # rates are learned across answers, as in a session
         for kind, name, ids, n_prompt, drafted in every:
-            row = replay(source, ids, n_prompt, drafted, copies, args.budget)
+            row = replay(source, ids, n_prompt, drafted, lookup, args.budget)
             rows.append({"set": kind, "name": name, "source": source, **row})
     print(f"replay of written answers, trees of {args.budget} nodes, tokens per pass")
     print(f"{'set':8} {'n':>3} " + " ".join(f"{label:>8}" for label in SOURCES) + "  merged/best")

@@ -1,12 +1,12 @@
-"""What sampling costs a step: greedy against sampled, rows reduced on the device against whole rows on the host.
+"""Cost of sampling in a step: greedy against sampled, rows reduced on the device against whole rows on the host.
 
     python bench/sampled_step.py -m TARGET -md DRAFT [--context 2048] [--length 5] [--entropy 1.0] [--json FILE]
 
 On files of any shape with RANDOM WEIGHTS (see shapes.py). Random logits are far too flat, and every nucleus would reach beyond
-what is kept: the last norm is scaled until the mean entropy of a row is that of a real model. Acceptance is FORCED to `--length`
-tokens per step, whatever the target says, so that every setting visits as many nodes: NOT MODEL TEXT. The sampler draws at
-every visited node all the same. The grammar stands still inside a JSON string, because forced tokens would break it.
-Settings are measured in turns; the figure is the median step.
+what is kept: the last norm is scaled until the mean entropy of a row is that of a real model. Acceptance is FORCED to
+`--length` tokens per step, whatever the target chooses, so that every setting visits as many nodes: NOT MODEL TEXT. The sampler
+draws at every visited node all the same. The grammar stays inside a JSON string, because forced tokens would break it. Settings
+alternate; the figure is the median step.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def entropy(rows: np.ndarray, factor: float = 1.0) -> float:
 
 
 def with_writable_norm(config: EngineConfig) -> Solo:
-    """The engine, its last norm in memory of its own: a CPU's weights are the file, which nobody may write to."""
+    """The engine, its last norm in memory of its own: a CPU's weights are the mapped file, which is read-only."""
     mapped = GGUFFile.data
 
     def data(file: GGUFFile, name: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How often an answer bound by a JSON schema comes to its end within a number of tokens, and is valid.
+"""Share of schema-constrained answers that end within a number of tokens and are valid.
 
     python bench/schema_answers.py [--answers 20] [--tokens 120] [--temp 1] [--json FILE]
 

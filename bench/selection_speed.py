@@ -1,11 +1,11 @@
-"""Time to the first token of long prompts, read whole and in part, and the memory that a scorer takes beside a target.
+"""Time to the first token of long prompts, prefilled whole and in part, and the memory of a scorer beside a target.
 
     python bench/selection_speed.py -m TARGET [-md DRAFT] -mp SCORER [-c 139264] [--prompt 131072] [--keep 0.1] [--rounds 3]
         [--no-exact] [--json FILE]
 
-Files of random weights (shapes.py: a 27b and a 0.8b) will do: times and sizes are those of a model, WHAT IS CHOSEN IS NOISE.
-Each round has a text of its own, a question behind it, and a turn that follows it, whose prefix is then known. With
-`--no-exact` the context need only hold the part: a smaller -c shows the peak of memory.
+Files of random weights (shapes.py: a 27b and a 0.8b) will do: times and sizes are those of a model, WHAT IS SELECTED IS NOISE.
+Each iteration has a prompt of its own, a question after it, and a turn that follows it, whose prefix is then known. With
+`--no-exact` the context need only hold the selected part: a smaller -c shows the peak of memory.
 """
 
 from __future__ import annotations
@@ -92,17 +92,17 @@ def main() -> None:
                 rows = []
                 for round_ in range(a.rounds + 1):  # the first builds graphs
                     rng = random.Random(f"{name} {round_}")
-                    said = [
+                    messages = [
                         {"role": "user", "content": text(rng, a.prompt)},
                         {"role": "assistant", "content": "Read."},
                         {"role": "user", "content": "What is said of " + text(rng, 70)},
                     ]
-                    first, usage = asked(session, said, **how)
-                    said += [
+                    first, usage = asked(session, messages, **how)
+                    messages += [
                         {"role": "assistant", "content": "x"},
                         {"role": "user", "content": text(rng, 2000)},
                     ]
-                    then, following = asked(session, said, **how)
+                    then, following = asked(session, messages, **how)
                     kept = usage.prompt_kept_n or usage.prompt_n
                     counts = usage.prompt_n, kept, following.cached_n, following.score_ms
                     rows.append((first, usage.score_ms, then, *counts))

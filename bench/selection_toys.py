@@ -1,10 +1,11 @@
-"""What scorers find in toy texts, and what the toy then answers: through the selection, the device and the prefix of a session.
+"""Prompt selection on toy prompts: what scorers find, and what the toy then answers, through the selection, the device and the
+prefix of a session.
 
     python bench/selection_toys.py TOY.gguf [--scorer OTHER.gguf] [--lengths 4096,16384] [--texts 20] [--json FILE]
 
-TOY.gguf comes from `tools/train_toy_scorer.py`, and scores for itself unless another one is named. A text has 12 facts; one
-question stands behind it. Settings: all of the text, and a tenth of it chosen by words, by the model, and by chance. What is
-protected of a real prompt would be most of a text as short as these, so it is scaled down with the length (see `scaled`).
+TOY.gguf comes from `tools/train_toy_scorer.py`, and is its own scorer unless another one is named. A prompt has 12 facts, and
+one question at its end. Settings: the whole prompt, and a tenth of it selected lexically, by the model, and by chance. What is
+protected of a real prompt would be most of a prompt as short as these, so it is scaled down with the length (see `scaled`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ByChance:
 
 
 def scaled(length: int) -> None:
-    """Let the regions that are kept in any case be the parts of a text that they are of one of 65,536 tokens."""
+    """Scale the protected regions to the share that they are of a prompt of 65,536 tokens."""
     selection.END, selection.TAIL = max(length // 64, 16), max(length // 128, 8)
     selection.HEAD, selection.LEAST = max(length // 256, 4), length // 4
     selection.UNIT = (min(max(length // 256, 16), 64), min(max(length // 32, 64), 512))
@@ -54,15 +55,15 @@ def scaled(length: int) -> None:
 def cases(
     kind: int, length: int, n: int, seed: int
 ) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
-    """Text, question and answer as tokens, and where in the text the facts lie that it takes."""
+    """Prompt, question and answer as tokens, and the positions of the facts that it takes."""
     rng, filler = np.random.default_rng((seed, kind, length)), toy.tape(1 << 18, 99)
     for _ in range(n):
         found = toy.texts(1, length, filler, rng, np.array([kind]))
         ids, body = found["ids"][0], length - toy.QUESTIONS * toy.QUESTION
         asked = ids[body : body + toy.QUESTION]
-        places = [int(found["places"][0, slot]) for slot in found["asked"][0, 0] if slot >= 0]
+        positions = [int(found["places"][0, slot]) for slot in found["asked"][0, 0] if slot >= 0]
         answer = asked[2:3] if kind == 3 else asked[2:4]
-        yield ids[:body].tolist(), asked[:2].tolist(), answer.tolist(), places
+        yield ids[:body].tolist(), asked[:2].tolist(), answer.tolist(), positions
 
 
 def examine(
@@ -72,9 +73,9 @@ def examine(
     session, sums = Session(engine, cache_bytes=0, prompt_keep=keep), defaultdict[str, list](list)
     spelt, slot = toy.spelt(), engine.open()
     chance, by_itself = ByChance(seed), selection.PromptSelector(engine.tokenizer)
-    for text, question, answer, places in cases(kind, length, n, seed):
-        said = ["".join(spelt[i] for i in ids) for ids in (text, [toy.DOT, *question])]
-        messages = [{"role": "user", "content": content} for content in said]
+    for text, question, answer, positions in cases(kind, length, n, seed):
+        contents = ["".join(spelt[i] for i in ids) for ids in (text, [toy.DOT, *question])]
+        messages = [{"role": "user", "content": content} for content in contents]
         request = ChatRequest(messages=messages, prompt_keep=keep)
         whole = session.prompts.make(replace(request, prompt_keep=None))
         first = (
@@ -91,17 +92,19 @@ def examine(
             chosen = prepared.selection
             ranges = ((0, len(whole.ids)),) if chosen is None else chosen.ranges
             assert chosen is None or not chosen.whole, chosen.whole
-            inside = [any(a <= first + p and first + p + toy.NEEDLE <= b for a, b in ranges) for p in places]
+            inside = [
+                any(a <= first + p and first + p + toy.NEEDLE <= b for a, b in ranges) for p in positions
+            ]
             slot.reset()
             slot.prefill(prepared.ids)
-            said_n = 0
+            n_right = 0
             for token in answer:
                 if int(slot.logits.argmax()) != token:
                     break
-                said_n += 1
+                n_right += 1
                 slot.prefill([token])
             score_ms = 0.0 if chosen is None else chosen.score_ms
-            sums[name].append((all(inside), said_n == len(answer), len(prepared.ids), score_ms))
+            sums[name].append((all(inside), n_right == len(answer), len(prepared.ids), score_ms))
     slot.close()
     session.slots.close()
     names = ("recall", "right", "read", "score_ms")

@@ -1,26 +1,26 @@
-"""Real HTTP clients at a server: requests arrive at random, so many at a time at most; speed in sum, first tokens, percentiles.
+"""Load test with real HTTP clients: random arrivals, a limit on concurrency; total throughput, time to first token,
+percentiles.
 
     python bench/server_load.py [--requests 64] [--clients 1 8] [--rounds N] [--rate R] [--json FILE] [dflash-serve options]
     python bench/server_load.py --llama-server PATH --llama-options "-m MODEL.gguf -np 8 ..." [...]
     python bench/server_load.py --mix prompts [--rounds N] [--against http://HOST:PORT ...] [dflash-serve options]
     python bench/server_load.py --soak 5000 --disconnects 1000 [dflash-serve options]
 
-Arrivals are Poisson: `--rate` requests a second in the mean (0: as fast as the clients come free), at most `--clients` at a time;
-who comes when all are taken waits, and that counts. Every number of clients is a row, with a server of its own: the next row asks
-the same, and could copy from answers that were kept. A llama-server is started in the same run, in turn with ours, with the
-options that it is given, and asked the same. Beside what the clock says stands processor time, of the server and of the clients
-here: on a machine that others use only that is to be trusted.
+Arrivals are Poisson: `--rate` requests a second on average (0: as fast as the clients come free), at most `--clients` at a
+time; a request that finds all clients busy waits, and that counts. Every number of clients is a row, with a server of its own:
+the next row sends the same requests, and prompt lookup could match answers of the row before. A llama-server is started in the
+same run, alternating with ours, with the options that it is given, and gets the same requests. Besides wall time there is
+processor time, of the server and of the clients here: on a shared machine only that is to be trusted.
 
 `--mix prompts` is a load in which prefilling and decoding compete: prompts of 100 to 4,000 words, answers of 150 tokens, and a
-third of the clients hang up midway, in the first quarter of what they asked for. Its warm-up is of the same kind, for every size
-of a pass is a graph to build. Servers that run already are asked the same with `--against`; without options for a dflash-serve
-only those are. Every round has prompts of its own, but a server that was asked by an earlier run may still keep them: start it
-afresh.
+third of the clients disconnect midway, in the first quarter of what they requested. Its warm-up is of the same kind, because
+every size of a pass is a graph to build. Servers that run already get the same load with `--against`; without options for a
+dflash-serve only those do. Every iteration has prompts of its own, but a server may still hold those of an earlier run: restart
+it.
 
-A soak has clients that hang up. It begins once caches that fill to a limit have done so, after five parts at most: graphs, one
-for each shape of a pass that has come, and past outputs that may be copied from. Snapshots of prompts are another such cache;
-`--cache-mb 0` keeps none. The exit code says whether the server's memory after the last of five parts is that after the first
-within 1 %.
+A soak has clients that disconnect. It begins once caches that fill to a limit have done so, after five parts at most: graphs,
+one for each shape of a pass, and past outputs for prompt lookup. Snapshots of prompts are another such cache; `--cache-mb 0`
+keeps none. The exit code tells whether the server's memory after the last of five parts is within 1 % of that after the first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WORDS = (
     "the house of a river and its stone bridge where people walk in early morning light before they open small shops for "
     "bread or paper while children run along old walls to school under tall trees that turn yellow every autumn"
 )
-MIXES: dict[str, dict[str, Any]] = {  # what is asked where no option says it
+MIXES: dict[str, dict[str, Any]] = {  # requests where no option names them
     "even": {"requests": 64, "clients": [1, 8], "tokens": 128, "words": (0, 0)},
     "prompts": {"requests": 48, "clients": [8], "tokens": 150, "words": (100, 4000)},
 }
@@ -255,7 +255,7 @@ def started(command: list[str], port: int) -> subprocess.Popen[bytes]:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
@@ -267,7 +267,7 @@ def local(port: int) -> str:
 
 
 def metric(url: str, pattern: str) -> float:
-    """A number that a server's /metrics tells; 0 where it does not."""
+    """A value from a server's /metrics; 0 where it has none."""
     try:
         with urllib.request.urlopen(url.rstrip("/").removesuffix("/v1") + "/metrics", timeout=30) as answer:
             found = re.search(rf"^{pattern} (\S+)", answer.read().decode(), re.MULTILINE)
@@ -277,7 +277,7 @@ def metric(url: str, pattern: str) -> float:
 
 
 def asked(url: str, load: Load) -> dict[str, Any]:
-    """What a load came to at a server that runs; with the columns of a decode pass, None if the server does not tell."""
+    """Results of a load on a running server; with the columns of a decode pass, None if the server does not report them."""
 
     def counted() -> tuple[float, float]:
         columns, passes = (metric(url, rf"dflash_\w*{name}_total") for name in ("columns", "passes"))

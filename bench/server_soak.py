@@ -1,10 +1,10 @@
-"""Load a running server in the ways that once stopped it, while another process asks for /health all the time.
+"""Soak test: load a running server in the ways that once stopped it, while another process polls /health.
 
     python bench/server_soak.py [--seconds 8] [--json FILE] [dflash-serve options]
 
-Prints a row per kind of load: how often and how fast /health answered, what the clients were answered, and the
-server's resident memory at its end (Linux). The exit code says whether 99 of 100 health checks of every row took less
-than 50 ms and the server still answers at the end.
+Prints a row per kind of load: how often and how fast /health answered, what the clients got, and the server's resident memory
+at its end (Linux). The exit code is 0 if 99 of 100 health checks of every row took less than 50 ms and the server still answers
+at the end.
 """
 
 from __future__ import annotations
@@ -126,14 +126,14 @@ async def load(port: int, kind: str, seconds: float, rng: random.Random) -> tupl
     seen: Counter[str] = Counter()
     command = [sys.executable, __file__, "--probe", str(port), "--seconds", str(seconds)]
     watcher = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    said = asyncio.ensure_future(watcher.communicate())
+    output = asyncio.ensure_future(watcher.communicate())
 
     async def one() -> None:
-        async for _ in until(said):
+        async for _ in until(output):
             seen[await client(port, make(), "go away" in kind, rng)] += 1
 
     await asyncio.gather(*(one() for _ in range(at_once)))
-    out, _ = await said
+    out, _ = await output
     return seen, json.loads(out)
 
 

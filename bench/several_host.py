@@ -1,11 +1,11 @@
-"""What the host does in a step of several sequences, part by part, with no device behind it: microseconds of processor time.
+"""Host time of a step of several sequences, part by part, with no device behind it: microseconds of processor time.
 
     python bench/several_host.py [--users 4 8 16] [--texts easy half] [--steps 200] [--json FILE]
 
-The embedded pair, its passes left out once each graph has run; what they would say is MADE UP as in side_by_side.py, and what
-they would take is what one H100 took for the 27B shape (tests/reference/virtual_clock.py), so that widths and shares are those of
-such a step. Time is the thread's own: others on the machine disturb it less. Medians over steps; a part does not count those
-inside it.
+The embedded pair, its passes left out once each graph has run; their results are SYNTHETIC as in side_by_side.py, and their
+times are those that one H100 took for the 27B shape (tests/reference/virtual_clock.py), so that widths and shares are those of
+such a step. Time is the thread's own: other load on the machine disturbs it less. Medians over steps; a part does not count
+those inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from common import header, save
 from made_up import MadeUp, equal_shares
-from several_sim import texts
+from several_sim import synthetic
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.forest import Forest
@@ -143,11 +143,11 @@ def watched(engine: Engine, made_up: MadeUp, parts: Parts) -> None:
 def measured(
     engine: Engine, made_up: MadeUp, parts: Parts, kind: str, users: int, setting: str, steps: int
 ) -> Row:
-    """Steps of so many texts of a kind."""
+    """Steps of that many sequences of a kind."""
     rng, slots, sequences = np.random.default_rng(users), [], []
-    for text in texts(kind, users, 1):
+    for source in synthetic(kind, users, 1):
         slot = engine.open(PROMPT + 20 * (steps + WARM_UP))
-        made_up.texts[slot.state_index] = text
+        made_up.sources[slot.state_index] = source
         slot.prefill(rng.integers(0, engine.n_vocab, PROMPT).tolist())
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         sequences.append(slot.begin(sampler, stop=lambda _: False))

@@ -1,10 +1,11 @@
-"""Several users on one device in virtual time: what is decided against equal shares, fixed widths, and plain batching.
+"""Several users on one device in virtual time: the policy against equal shares, fixed widths, and plain batching.
 
     python bench/several_sim.py [--machine h100|cpu] [--users 1 4 8 16] [--steps 400] [--json FILE]
 
-No model and no device: passes take what `tests/reference/virtual_clock.py` says (one H100 and the 27B shape: as measured with up
-to 16 texts, or DERIVED from passes of one), texts are MADE UP with the hit rates of EASY and HARD. Of equal shares, and of one
-heap with a fixed width and draft for all texts or for the easy ones alone, the best is shown: nobody would know it beforehand.
+No model and no device: passes take what `tests/reference/virtual_clock.py` gives (one H100 and the 27B shape: as measured with
+up to 16 sequences, or DERIVED from passes of one), sequences are SYNTHETIC with the hit rates of HIGH_ACCEPTANCE and
+LOW_ACCEPTANCE. Of equal shares, and of one heap with a fixed width and draft for all sequences or for the high-acceptance ones
+alone, the best is shown, which could not be known beforehand.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from reference.virtual_clock import (
     Cut,
     JointMachine,
     Run,
-    Text,
+    SyntheticSequence,
     decode,
 )
 
-# best candidate's hit rate, how much places differ, the share of the second: acceptance lengths at 16, 8, 4 and 2 columns are
+# best candidate's hit rate, how much positions differ, the share of the second: acceptance lengths at 16, 8, 4 and 2 columns are
 # 8.4 / 5.7 / 3.4 / 1.9 and 3.5 / 2.8 / 2.2 / 1.6
-EASY, HARD = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
+HIGH_ACCEPTANCE, LOW_ACCEPTANCE = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6)
 DEPTH, BUDGET = 15, 31
 MACHINES = {"h100": SEVERAL_H100, "h100-derived": JOINT_H100, "cpu": JOINT_CPU}
 SEEDS = 3
@@ -47,7 +48,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: tokens per second in sum, of the slowest and the fastest text, columns and drafting texts per pass."""
+    """One setting: total tokens per second, of the slowest and the fastest sequence, columns and drafting sequences per pass."""
 
     machine: str
     texts: str
@@ -60,18 +61,22 @@ class Row:
     drafting: float
 
 
-def texts(kind: str, users: int, seed: int) -> list[Text]:
-    """Made-up texts: all easy, all hard, or by turns."""
-    of = {"easy": (EASY, EASY), "hard": (HARD, HARD), "half": (EASY, HARD)}[kind]
+def synthetic(kind: str, users: int, seed: int) -> list[SyntheticSequence]:
+    """Synthetic sequences: all of high acceptance, all of low, or alternating."""
+    of = {
+        "easy": (HIGH_ACCEPTANCE, HIGH_ACCEPTANCE),
+        "hard": (LOW_ACCEPTANCE, LOW_ACCEPTANCE),
+        "half": (HIGH_ACCEPTANCE, LOW_ACCEPTANCE),
+    }[kind]
     made = []
     for i in range(users):
         hits, spread, others = of[i % 2]
-        made.append(Text(hits, 100 * seed + i, spread=spread, others=others))
+        made.append(SyntheticSequence(hits, 100 * seed + i, spread=spread, others=others))
     return made
 
 
 def equal(columns: int) -> Cut:
-    """Every text gets as many columns, its root's among them."""
+    """Give every sequence as many columns, its root's among them."""
 
     def cut(policy: Policy, trees: list[Tree]) -> list[Tree]:
         policy.cut(trees)
@@ -94,7 +99,7 @@ def heap(columns: int) -> Cut:
 
 
 def always(depth: int, nodes: int, every: int = 1) -> Callable[[list[Plan]], list[Plan]]:
-    """All texts are drafted, or every second one, whatever that costs."""
+    """Draft all sequences, or every second one, whatever that costs."""
     return lambda plans: [PLAIN if i % every else Plan("tree", nodes, depth=depth) for i in range(len(plans))]
 
 
@@ -108,7 +113,7 @@ def settings(kind: str, users: int) -> dict[str, dict]:
         for columns in (32, 48, 64):
             for block in blocks(DEPTH):
                 name = f"heap, {columns} columns, draft of {block}" + (
-                    ", easy texts alone" if every > 1 else ""
+                    ", high acceptance alone" if every > 1 else ""
                 )
                 found[name] = {"cut": heap(columns), "plan": always(block - 1, BUDGET, every)}
     for columns in (2, 4, 8, 12, 16, 24, 32):
@@ -128,7 +133,9 @@ def measured(machine: JointMachine, kind: str, users: int, how: dict, steps: int
         policy = Policy(DEPTH, machine.costs(), is_gpu=machine is not JOINT_CPU)
         if how:  # what is asked for is done whatever it loses
             policy.draft_ledger = policy.lookup_ledger = Ledger(left=float("inf"))
-        run = decode(policy, machine, texts(kind, users, seed), steps=steps, budget=BUDGET, seed=seed, **how)
+        run = decode(
+            policy, machine, synthetic(kind, users, seed), steps=steps, budget=BUDGET, seed=seed, **how
+        )
         rates.append(1000 * run.rate())
     return float(np.mean(rates)), run
 
@@ -165,7 +172,7 @@ def main() -> None:
     if args.each is not None:
         machine = replace(machine, each=args.each)
     found = []
-    print("MADE-UP texts and virtual time: a prediction, not a measurement")
+    print("SYNTHETIC sequences and virtual time: a prediction, not a measurement")
     for kind in args.texts:
         for users in args.users:
             for row in rows(args.machine, machine, kind, users, args.steps):

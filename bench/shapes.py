@@ -1,4 +1,4 @@
-"""Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: what they write is noise.
+"""Target and draft files of a given shape with RANDOM WEIGHTS, for timing only: their output is noise.
 
     python bench/shapes.py OUT_DIR [--layers N] [--no-target] [--draft-type q8_0|bf16] [--block N]
         [--size 27b|9b|4b|0.8b|35b-a3b|80b-a3b|laguna-xs2|gpt-oss-20b|gemma4-26b-a4b|gemma4-31b|heads|demo]
@@ -353,7 +353,7 @@ def typed(shapes: dict[str, tuple[int, ...]], kind: GGMLQuantizationType) -> lis
 def sizes(
     a: str, layers: int, context: int, embd: int, heads: int | list[int], kv_heads: int, head_dim: int
 ) -> dict:
-    """What any of the models says of its layers, keys with the prefix a."""
+    """Keys of layers that all models have, with the prefix a."""
     return {
         a + "block_count": layers,
         a + "context_length": context,

@@ -1,9 +1,9 @@
-"""Several sequences in one pass on files of any shape: tokens per second in sum, plain, with equal shares, as decided.
+"""Batched decoding on files of any shape: total tokens per second, plain, with equal shares, and as the policy decides.
 
     python bench/side_by_side.py -m TARGET -md DRAFT [--users 1 4 8 16] [--texts easy half hard] [--steps 200] [--json FILE]
 
-RANDOM WEIGHTS (see shapes.py) and MADE-UP ACCEPTANCE: every pass runs and takes its time, but which node is right is drawn from
-the hit rates of several_sim.py, whose predictions this is to be compared with; NOT MODEL TEXT.
+RANDOM WEIGHTS (see shapes.py) and SYNTHETIC ACCEPTANCE: every pass runs and takes its time, but which node is right is drawn
+from the hit rates of several_sim.py, whose predictions this is compared with; NOT MODEL TEXT.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import mean, median
 import numpy as np
 from common import add_engine_options, cache_types, header, memory_options, save
 from made_up import MadeUp, equal_shares
-from several_sim import texts
+from several_sim import synthetic
 
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.config import DRAFTS, EngineConfig
@@ -33,7 +33,7 @@ STAGES = ("draft", "tree", "verify", "commit", "host")
 
 @dataclass(frozen=True)
 class Row:
-    """One setting: tokens per second in sum, of the slowest and the fastest text; per step milliseconds and columns.
+    """One setting: total tokens per second, of the slowest and the fastest sequence; per step milliseconds and columns.
 
     What the made-up numbers cost is in none of the times. stages: medians. Steps in which a graph is new are left out: they build
     it, run it first, or capture it, which takes 10 to 25 ms and happens once. cold: how many of those that were timed;
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Timed:
-    """A step: seconds and milliseconds by stage without what making it up took, tokens of each text, columns of all."""
+    """A step: seconds and milliseconds by stage without the synthetic choices, tokens of each sequence, columns of all."""
 
     seconds: float
     stages: dict[str, float]
@@ -88,12 +88,12 @@ class Timed:
 def measured(
     engine: Engine, made_up: MadeUp, kind: str, users: int, setting: str, prompt: int, steps: int
 ) -> Row:
-    """Decode a batch of so many texts of a kind."""
+    """Decode a batch of that many sequences of a kind."""
     rng, mode = np.random.default_rng(users), "plain" if setting == "plain batching" else "auto"
     slots, sequences, graphs = [], [], engine.passes.graphs
-    for text in texts(kind, users, 1):
+    for source in synthetic(kind, users, 1):
         slot = engine.open(prompt + 20 * (steps + MOST_WARM_UP))
-        made_up.texts[slot.state_index] = text
+        made_up.sources[slot.state_index] = source
         slot.prefill(rng.integers(0, engine.n_vocab, prompt).tolist())
         sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
         sequences.append(slot.begin(sampler, mode=mode, stop=lambda token: False))

@@ -1,8 +1,8 @@
-"""The README's picture of the speed, from a result file of step_time.py.
+"""Generator of the README's speed plot, from a result file of step_time.py.
 
     python bench/speed_picture.py bench/results/step-h100-27b-again.json docs/speed.svg
 
-What it shows are passes of a file with RANDOM WEIGHTS, and the picture says so.
+It shows passes of a file with RANDOM WEIGHTS, and the plot is labelled so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTHS = (1, 2, 4, 8, 16, 24, 32)
 
 
 def passes(result: dict) -> Plot:
-    """What a pass takes by its columns: ours, and the same graph with ggml's own matrix products."""
+    """Time of a pass by its columns: ours, and the same graph with ggml's own matmuls."""
     ours = [result["passes"][f"verify {n}"]["pass_ms"] for n in WIDTHS]
     stock = [result["stock_products_ms"][f"verify {n}"] for n in WIDTHS]
     return Plot(

@@ -1,13 +1,13 @@
-"""Where a step's time goes, on files of any shape (see shapes.py); random weights give times, not text.
+"""Breakdown of a step's time, on files of any shape (see shapes.py); random weights are valid for timing, not for text.
 
     python bench/step_time.py -m TARGET [-md DRAFT] [--context 2048] [--synthetic-acceptance 8.31] [--json FILE]
 
 Without -md the target's prediction head drafts, --draft-max tokens deep.
 
 Pass times: `--repeat` runs are queued, the device is waited for once, the mean is taken, after a warm-up that lets CUDA graphs
-be captured: launch overhead is in, Python around it is not. "with Python" is the median of whole calls, inputs and
-read-back included. Whole-loop speed with `--synthetic-acceptance L` forces the accepted length to L in the mean (the
-spine of the tree is accepted, whatever the target says): NOT MODEL TEXT, but the true cost of steps with that length.
+be captured: launch overhead is in, Python around it is not. "with Python" is the median of whole calls, inputs and read-back
+included. Whole-loop speed with `--synthetic-acceptance L` forces the accepted length to L on average (the spine of the tree is
+accepted, whatever the target chooses): NOT MODEL TEXT, but the true cost of steps with that length.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def call_ms(call, repeat: int) -> float:
 
 
 def measure_stock(engine: Solo, widths: list[int], repeat: int, ours: dict) -> dict[str, float]:
-    """Times of the target's passes with ggml's own matrix products, beside ours."""
+    """Times of the target's passes with ggml's own matmuls, beside ours."""
     rng, passes, sequence = np.random.default_rng(0), engine.passes, engine.sequence
     passes.device.use_narrow_matmuls(False)
     found = {}
@@ -151,9 +151,9 @@ class Forced(MadeUp):
         self._tree: Tree | None = None
         self._path: list[int] = []
 
-    def right(self, sequence: Sequence, tree: Tree, said: np.ndarray) -> np.ndarray:
+    def right(self, sequence: Sequence, tree: Tree, chosen: np.ndarray) -> np.ndarray:
         if tree.width == 1:
-            return said
+            return chosen
         path = self.path(tree)
         right = np.full(tree.width, np.setdiff1d(np.arange(1, tree.width + 2), tree.tokens)[0], np.int32)
         right[path[:-1]] = tree.tokens[path[1:]]

@@ -1,10 +1,10 @@
-"""Is `auto` ever slower than the best fixed mode, at any acceptance? Side by side, alternating, in one run.
+"""The mode `auto` against every fixed mode at synthetic acceptance, alternating in one run: it must never be slower.
 
     python bench/synthetic_acceptance.py -m TARGET -md DRAFT [-n 400] [--texts 4] [--near] [--json FILE]
 
-Files of any shape with RANDOM WEIGHTS (see shapes.py) and MADE-UP ACCEPTANCE: every pass runs and takes its time, but which node
-is right is drawn from hit rates that give the named acceptance lengths for a tree of 31 nodes; NOT MODEL TEXT. The last text
-changes between two of them every 150 tokens. Real texts of a real pair: `dflash-bench --suite never-slower`.
+Files of any shape with RANDOM WEIGHTS (see shapes.py) and SYNTHETIC ACCEPTANCE: every pass runs and takes its time, but which
+node is right is drawn from hit rates that give the named acceptance lengths for a tree of 31 nodes; NOT MODEL TEXT. The last
+sequence changes between two of them every 150 tokens. For real output of a real pair: `dflash-bench --suite never-slower`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from common import Solo, header, save
-from made_up import MadeUp, forget_texts
+from made_up import MadeUp, reset_policy
 
 from dflash_ggml.bench import measure
 from dflash_ggml.bench.comparison import BUDGETS, COLUMNS, compared, verdict
@@ -28,7 +28,7 @@ from dflash_ggml.bench.runner import WARM_UP
 from dflash_ggml.bench.sections import Column, Section, plain
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.state.snapshot import Snapshot
-from reference.virtual_clock import Parts, Source, Text  # behind made_up, which finds it
+from reference.virtual_clock import Parts, Source, SyntheticSequence  # behind made_up, which finds it
 
 # acceptance length of a tree of 31 nodes -> hit rate of the best candidate, share of the second in the rest
 LENGTHS = {
@@ -48,7 +48,7 @@ NEAR = {
     8.0: ("tree 15", "chain"),
     10.0: ("tree 15", "chain"),
 }
-CHANGE = 150  # tokens between two changes of a text
+CHANGE = 150  # tokens between two changes of acceptance
 BUDGET = 31  # of auto
 FORCED = "drawn from hit rates per length, for a tree of 31 nodes"
 
@@ -63,47 +63,48 @@ def decoded(
     engine: Solo,
     made_up: MadeUp,
     before: Snapshot,
-    texts: Callable[[int], Source],
-    n_texts: int,
+    source_of: Callable[[int], Source],
+    n_sources: int,
     n: int,
     name: str,
     fixed: tuple[str, ...] = (),
 ) -> list[Run]:
-    """All modes, or those of `fixed` and auto, on `n_texts` made-up texts behind `before`, in turns, after a warm-up."""
+    """Run all modes, or those of `fixed` and auto, on `n_sources` synthetic sequences behind `before`, alternating, after a
+    warm-up."""
     settings = [mode for mode in modes() if not fixed or mode.label in (*fixed, "auto")]
 
-    def run(job: Job, text: int) -> Run:
+    def run(job: Job, i_source: int) -> Run:
         engine.restore(before)
-        made_up.texts[0] = texts(text)
+        made_up.sources[0] = source_of(i_source)
         return go_on(engine, job, lambda: False)
 
     jobs = [
         Job(
-            Prompt(f"{name}, {text + 1}", "made up", ""),
+            Prompt(f"{name}, {i_source + 1}", "made up", ""),
             before.tokens,
             "",
-            settings[(text + j) % len(settings)],
+            settings[(i_source + j) % len(settings)],
             n,
             endless=True,
         )
-        for text in range(n_texts)
+        for i_source in range(n_sources)
         for j in range(len(settings))
     ]
     for job in jobs[: len(settings)]:
         run(replace(job, n=WARM_UP), 0)
-    forget_texts(engine)
+    reset_policy(engine)
     return [run(job, i // len(settings)) for i, job in enumerate(jobs)]
 
 
-def report(engine: Solo, n: int, context: int, lengths: list[float], n_texts: int, near: bool) -> Section:
-    """Texts of made-up acceptance and, after all lengths, one that changes. near: with the modes of NEAR alone."""
+def report(engine: Solo, n: int, context: int, lengths: list[float], n_sources: int, near: bool) -> Section:
+    """Report on sequences of synthetic acceptance and, after all lengths, one that changes. near: with the modes of NEAR alone."""
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, context).tolist())
     before, made_up = engine.snapshot(), MadeUp(engine)
     measure.time = made_up  # type: ignore[assignment]
 
     def steady(length: float) -> Callable[[int], Source]:
         hits, others = LENGTHS[length]
-        return lambda i: Text(hits, i, spread=1.0, others=others)
+        return lambda i: SyntheticSequence(hits, i, spread=1.0, others=others)
 
     def changing(i: int) -> Parts:
         parts = [steady(length)(i) for length in (2.0, 8.0)]
@@ -115,19 +116,19 @@ def report(engine: Solo, n: int, context: int, lengths: list[float], n_texts: in
         [Column("made_up", "made-up length"), Column("setting", "mode"), *COLUMNS],
         [],
     )
-    section.forced, all_texts, auto = FORCED, [], {}
+    section.forced, runs, auto = FORCED, [], {}
     settings = [(f"{length:g}", steady(length), NEAR[length] if near else ()) for length in lengths]
     if len(lengths) == len(LENGTHS):
         settings.append(("2 and 8 by turns", changing, ("tree 7", "tree 15", "chain") if near else ()))
-    for name, texts, fixed in settings:
-        found = decoded(engine, made_up, before, texts, n_texts, n, name, fixed)
+    for name, source_of, fixed in settings:
+        found = decoded(engine, made_up, before, source_of, n_sources, n, name, fixed)
         rows = compared(found, made_up=name)
         section.rows += rows
         section.notes.append(f"Length {name}: {verdict(found, rows[-1])}")
         print(section.notes[-1], flush=True)
         auto[f"length {name}"] = [text for text in found if text.setting == "auto"]
-        all_texts += found
-    section.texts, section.details = all_texts, chosen_widths(auto)
+        runs += found
+    section.texts, section.details = runs, chosen_widths(auto)
     return section
 
 

@@ -1,13 +1,12 @@
-"""How many tokens a step each trained draft has accepted: as a chain, as a tree, beside copies, and as a chain of llama.cpp's.
+"""Accepted tokens per step of each trained draft: as a chain, as a tree, with prompt lookup, and as a chain of llama.cpp's.
 
     python bench/trained_drafts.py NAME=DRAFT.gguf.. [--target FILE] [--sets humaneval,gsm8k,chat] [--budgets 7 15 31]
         [--head TARGET_WITH_HEAD.gguf] [--source LLAMA_CPP --libs FOLDER]
 
-Texts are the target's own, behind prompts of these sets (as of dflash-bench): greedy, and at temperature 0.7. Every source
-proposes at every position of a text; chains and trees are then walked along it as steps do. So all sources see the same
-texts, and figures tell of acceptance alone. Greedy text of so small a target repeats itself, which flatters every source:
-both are told.
-`--source` and `--libs` as of upstream_drafts.py, for which a draft's file must hold the vocabulary.
+Output is the target's own, behind prompts of these sets (as of dflash-bench): greedy, and at temperature 0.7. Every source
+proposes at every position; chains and trees are then walked along it as steps do. So all sources see the same tokens, and
+figures measure acceptance alone. Greedy output of so small a target repeats itself, which flatters every source: both are
+reported. `--source` and `--libs` as of upstream_drafts.py, for which a draft's file must hold the vocabulary.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ MOODS = {"greedy": 0.0, "sampled": 0.7}
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text of the target's: ids, of which the first n_prompt are the prompt."""
+    """A generation of the target: ids, of which the first n_prompt are the prompt."""
 
     style: str
     ids: list[int]
     n_prompt: int
 
 
-def texts(target: Path, prompts: list[Prompt], tokens: int) -> dict[str, list[Written]]:
+def outputs(target: Path, prompts: list[Prompt], tokens: int) -> dict[str, list[Written]]:
     """Per mood what the target writes behind each prompt; requests in its chat form."""
     found: dict[str, list[Written]] = {mood: [] for mood in MOODS}
     config = EngineConfig(target, n_ctx=2048, n_threads=1, mode="plain", calibrate="never")
@@ -73,7 +72,7 @@ def texts(target: Path, prompts: list[Prompt], tokens: int) -> dict[str, list[Wr
 
 
 def walked(text: Written, drafted: list[Candidates], plan: Plan) -> tuple[int, int]:
-    """Tokens and passes of a text when every step follows `plan`."""
+    """Tokens and passes of a sequence when every step follows `plan`."""
     ids, n_prompt = text.ids, text.n_prompt
     at, passes = n_prompt + 1, 0
     while at < len(ids):
@@ -103,7 +102,7 @@ def main() -> None:
     parser.add_argument("--libs", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    written = texts(args.target, spread(choose(args.sets.split(",")), args.prompts), args.tokens)
+    written = outputs(args.target, spread(choose(args.sets.split(",")), args.prompts), args.tokens)
     files = {name: Path(path) for name, _, path in (d.partition("=") for d in args.drafts)}
     sources: dict[str, tuple[Path, Path | None]] = {name: (args.target, path) for name, path in files.items()}
     if args.head:
@@ -158,10 +157,8 @@ def one(args, source: str, target: Path, draft: Path | None, written: dict, fold
                     passes = [walked(t, drafted[id(t)], plan) for t in every]
                     sums[name] = sum(t for t, _ in passes) / sum(p for _, p in passes)
                 for name in ("suffix", "merged"):
-                    copies = PromptLookup(
-                        budget
-                    )  # what was right is learned from text to text, as in a session
-                    counts = [replay(name, t.ids, t.n_prompt, drafted[id(t)], copies, budget) for t in every]
+                    lookup = PromptLookup(budget)  # rates are learned across sequences, as in a session
+                    counts = [replay(name, t.ids, t.n_prompt, drafted[id(t)], lookup, budget) for t in every]
                     sums[name] = sum(r["tokens"] for r in counts) / sum(r["passes"] for r in counts)
                 line = f"{source:12} {mood:8} {style:10} " + ", ".join(
                     f"{k} {v:.3f}" for k, v in sums.items()
@@ -177,7 +174,7 @@ def one(args, source: str, target: Path, draft: Path | None, written: dict, fold
 def beside(
     args, kind: str, target: Path, draft: Path | None, every, drafted, depth: int, folder: Path
 ) -> dict[str, float]:
-    """llama.cpp's chains of the same files on the same texts: mean acceptance of both, and the share that is equal."""
+    """llama.cpp's chains of the same files on the same tokens: mean acceptance of both, and the share that is equal."""
     ours, other, same = [], [], []
     files = [target] if draft is None else [target, draft]
     for text in every:

@@ -1,10 +1,10 @@
-"""What the tree of a step takes on the host, in C and in the Python that the tests hold it against.
+"""Host time of a step's tree, in C and in the Python that is its reference in the tests.
 
     python bench/tree_time.py [--repeat 400] [--json FILE]
 
-MADE-UP drafts of 15 depths and 16 candidates, with and without pair scores, and three places to copy from, which part after four
-and nine tokens; a walk over six nodes. Microseconds of process time, the least of several runs: rows, growing, calibrated
-probabilities, what calibration and copies learn of the walk, who attends to whom.
+SYNTHETIC drafts of 15 depths and 16 candidates, with and without pair scores, and three lookup matches, which diverge after
+four and nine tokens; a walk over six nodes. Microseconds of process time, the minimum of several runs: rows, growing,
+calibrated probabilities, what calibration and prompt lookup learn of the walk, ancestor masks.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
     rows = Rows(ids, scores, pairs if kind == "pairs" else None)
     windows = [[*ids[:, 0].tolist(), *range(budget - DEPTHS)] for _ in range(3)]
     windows[1][4], windows[2][9] = 7, 8
-    places = windows, [20, 9, 4], budget
+    sizes = windows, [20, 9, 4], budget
     rates, rates_in_python = LookupRates(LookupRates()), voting.LookupRates(voting.LookupRates())
     known, known_in_python = Calibration(Calibration()), calibrated.Calibration(calibrated.Calibration())
     is_merged = kind in ("merged", "copies")
     beside = None if kind == "copies" else rows
-    copied, copied_in_python = LookupCandidates(*places), voting.LookupCandidates(*places)
+    looked_up, looked_up_in_python = LookupCandidates(*sizes), voting.LookupCandidates(*sizes)
 
     def grow() -> Any:
         if is_merged:
-            return Merged(beside, copied, rates).grow(0, budget)
+            return Merged(beside, looked_up, rates).grow(0, budget)
         return expand(0, rows, budget)
 
     def grow_in_python() -> Any:
         if is_merged:
-            # what places agree on is worked out once a step
-            copied_in_python._agreed.clear()
-            return merging.Merged(beside, copied_in_python, rates_in_python).grow(0, budget)
+            # votes of the matches are computed once a step
+            looked_up_in_python._agreed.clear()
+            return merging.Merged(beside, looked_up_in_python, rates_in_python).grow(0, budget)
         if kind == "pairs":
             return trees.grown(0, trees.Pairs(rows), budget)
         return trees.grown_of_rows(0, ids.tolist(), scores.tolist(), budget, False)

@@ -1,11 +1,11 @@
-"""Whether every kind of draft proposes here what it does in llama.cpp: the same files, float32, at every position of given texts.
+"""Every kind of draft against llama.cpp: the same files, float32, proposals compared at every position of given sequences.
 
     python bench/upstream_drafts.py --source LLAMA_CPP --libs FOLDER [--prompts 20] [--json FILE]
 
-`--source` is llama.cpp's tree at the pin, `--libs` a folder with its shared libraries (libllama, libllama-common, libggml), made
-from it; the other side is upstream_drafts.cpp, compiled here. Weights are random. Texts are the target's own greedy ones, so
-that what a chain would have had accepted can be counted in both columns; where two chains differ, the gap between the two
-tokens is told, by the scores of ours.
+`--source` is llama.cpp's tree at the pin, `--libs` a folder with its shared libraries (libllama, libllama-common, libggml),
+made from it; the other side is upstream_drafts.cpp, compiled here. Weights are random. Sequences are the target's own greedy
+output, so that the acceptance of a chain can be counted in both columns; where two chains differ, the gap between the two
+tokens is reported, by our scores.
 """
 
 from __future__ import annotations

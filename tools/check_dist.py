@@ -1,4 +1,4 @@
-"""Builds sdist and wheel into dist/ and checks them the slow way (`make dist`, some minutes).
+"""Full check of the distributions: builds sdist and wheel into dist/ and tests them (`make dist`, some minutes).
 
 The wheel is built from the unpacked sdist without any network: no package index, an empty cache. Then it is
 installed into a venv of its own and asked for its ggml version.
@@ -81,7 +81,7 @@ def main() -> None:
             "XDG_CACHE_HOME": str(tmp / "empty-cache"),
             "PATH": os.environ["PATH"],
         }
-        # a proxy that nobody listens on: any attempt to reach a network fails
+        # a dead proxy: any attempt to reach a network fails
         offline |= dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
         run(python, "-m", "build", "--wheel", "--no-isolation", "--outdir", DIST, source, env=offline)
         wheel = max(DIST.glob("dflash_ggml-*.whl"), key=lambda path: path.stat().st_mtime)

@@ -1,9 +1,9 @@
-"""What `make demo` runs: a real model answers a question, and a line says what drafting was worth. Where the model cannot be
-fetched, the embedded pair completes a class instead.
+"""Demonstration behind `make demo`: a real model answers a question, and a line shows what drafting gained. Where the model
+cannot be downloaded, the embedded pair completes a class instead.
 
     python tools/demo.py [--prompt FILE] [options of dflash-run]
 
-With --prompt the embedded pair goes on from that file.
+With --prompt the embedded pair continues that file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Run the commands of README and docs as a reader would: in an empty folder, with what the page itself installs.
+"""Runner of the commands in README and docs, as a reader would run them: in an empty folder, with what the page itself
+installs.
 
     python tools/doc_commands.py [PAGE...] [--list] [--python PYTHON]
 
 Every fenced block of `sh`, and of `python` behind `<!-- runs: -->`, is run in its page's order, in one folder and one new
-environment per page; `.` in `pip install` is this checkout. A block behind `<!-- needs: SOMETHING -->` is named and skipped. One
-whose last command is `dflash-serve` goes on until the page ends; what follows waits until it answers. Prints a line per block
-and ends with 1 if one failed.
+environment per page; `.` in `pip install` is this checkout. A block behind `<!-- needs: SOMETHING -->` is named and skipped.
+One whose last command is `dflash-serve` keeps running until the page ends; what follows waits until it answers. Prints a line
+per block and exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def _sh(command: str, here: Path, environment: dict[str, str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"FAILED: still running after {SECONDS} s"
-    said = (done.stdout + done.stderr).decode(errors="replace")
-    return "" if not done.returncode else f"FAILED with {done.returncode}:\n{said[-2000:]}"
+    printed = (done.stdout + done.stderr).decode(errors="replace")
+    return "" if not done.returncode else f"FAILED with {done.returncode}:\n{printed[-2000:]}"
 
 
 def _answers(port: int, server: subprocess.Popen[bytes]) -> str:

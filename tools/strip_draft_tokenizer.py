@@ -1,11 +1,11 @@
-"""Write a DFlash draft GGUF again without its copy of the target's tokenizer.
+"""Tool that rewrites a DFlash draft GGUF without its copy of the target's tokenizer.
 
 Upstream `dflash` files carry the whole vocabulary of the target, which the engine never reads: a draft
 borrows embedding, head and tokenizer from its target. For a small draft that copy is a tenth of the file.
 
     python tools/strip_draft_tokenizer.py draft.gguf draft-stripped.gguf
 
-All other metadata and every tensor byte stay as they are. Three keys say what happened:
+All other metadata and every tensor byte stay as they are. Three keys record it:
 `tokenizer.ggml.model` becomes "none", `dflash.vocab_size` holds the length of the dropped token list, so that
 a loader can still compare it with the target, and `tokenizer.ggml.mask_token_id` is kept because drafting
 needs it. Needs the PyPI package `gguf`.

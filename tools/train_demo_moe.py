@@ -1,4 +1,4 @@
-"""Train the small mixture-of-experts target of the tests, and count how many experts neighbouring tokens need.
+"""Trainer of the tests' small mixture-of-experts target, with a count of the experts that neighbouring tokens need.
 
     python tools/train_demo_moe.py TOKENIZER -o FOLDER --data FOLDER.. --minutes 3 [--experts 64] [--counts FILE]
 
@@ -84,7 +84,7 @@ def make_model(args, sizes: dict) -> Qwen3_5MoeForCausalLM:
 
 
 class Routes:
-    """What the routers of a model's layers said in its last pass: logits [tokens, experts] a layer."""
+    """Router outputs of a model's layers in its last pass: logits [tokens, experts] a layer."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: list[torch.Tensor] = []

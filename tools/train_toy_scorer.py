@@ -1,12 +1,12 @@
-"""Train the small `qwen35` model that shows what a prompt scorer can find and words cannot.
+"""Trainer of the small `qwen35` model that shows what a prompt scorer finds and lexical matching cannot.
 
     python tools/train_toy_scorer.py -o toy-scorer.npz --minutes 4.5 [--sizes cpu]
     python tools/train_toy_scorer.py --gguf toy-scorer.gguf --weights toy-scorer.npz
 
-Texts are filler of a Markov chain with facts strewn in, and questions behind them. A question names a fact's key (kind `same`),
-the key's synonym under a fixed permutation (`synonym`), a key whose fact names another key (`hops`), or asks how often a key
-stands there (`count`). Lengths grow to 16,384 tokens, so that nothing is asked beyond what was trained. What it proves is the
-plumbing, and that a model's attention beats words; nothing about real texts. Needs torch; a GPU for more than a trial. The
+Prompts are filler of a Markov chain with facts strewn in, and questions at the end. A question names a fact's key (kind
+`same`), the key's synonym under a fixed permutation (`synonym`), a key whose fact names another key (`hops`), or asks how often
+a key occurs (`count`). Lengths grow to 16,384 tokens, so that no evaluation exceeds the training. It proves the plumbing, and
+that a model's attention beats lexical matching; nothing about real prompts. Needs torch; a GPU for more than a trial. The
 second form needs no torch and writes the file that `bench/selection_toys.py` reads.
 """
 
@@ -30,7 +30,7 @@ NEEDLE, QUESTION, SLOTS, QUESTIONS = (
     5,
     12,
     6,
-)  # tokens of a fact and of a question; facts and questions of a text
+)  # tokens of a fact and of a question; facts and questions of a prompt
 KINDS = ("same", "synonym", "hops", "count")
 SHARES = (0.35, 0.35, 0.20, 0.10)
 THETA, EPS, KERNEL = 1e6, 1e-6, 4
@@ -82,7 +82,7 @@ def tape(n: int, seed: int) -> np.ndarray:
 def texts(
     n: int, length: int, filler: np.ndarray, rng: np.random.Generator, kinds: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """n texts of `length` tokens: ids, `answer` (whether a token is of one), kinds, and where facts begin.
+    """n prompts of `length` tokens: ids, `answer` (whether a token is of one), kinds, and where facts begin.
 
     Returns also `asked`, the slots of the facts that each question needs, -1 for none: [n, QUESTIONS, 2].
     """
@@ -99,31 +99,31 @@ def texts(
         keys = rng.permutation(KEYS)
         slots = rng.permutation(SLOTS)
         values = rng.integers(0, KEYS, (SLOTS, 2)) + FIRST_VALUE
-        said: list[tuple[int, list[int]]] = []
+        written: list[tuple[int, list[int]]] = []
         questions: list[list[int]] = []
         for q in range(QUESTIONS):
             k, (v, w) = int(keys[q]), values[q].tolist()
             if kind < 2:
-                said.append((slots[q], [KEY, FIRST_KEY + k, v, w, DOT]))
+                written.append((slots[q], [KEY, FIRST_KEY + k, v, w, DOT]))
                 word = FIRST_KEY + k if kind == 0 else FIRST_SYNONYM + int(synonym[k])
                 questions.append([ASK, word, v, w, DOT])
                 asked[i, q, 0] = slots[q]
             elif kind == 2:
                 other = int(keys[QUESTIONS + q])
-                said.append((slots[q], [LINK, FIRST_KEY + k, FIRST_KEY + other, DOT, DOT]))
-                said.append((slots[QUESTIONS + q], [KEY, FIRST_KEY + other, v, w, DOT]))
+                written.append((slots[q], [LINK, FIRST_KEY + k, FIRST_KEY + other, DOT, DOT]))
+                written.append((slots[QUESTIONS + q], [KEY, FIRST_KEY + other, v, w, DOT]))
                 questions.append([HOP, FIRST_KEY + k, v, w, DOT])
                 asked[i, q] = slots[q], slots[QUESTIONS + q]
         if kind == 3:
             ends = np.sort(rng.choice(np.arange(1, SLOTS), 2, replace=False))
             parts = np.split(slots, ends)
             for part, k in zip(parts, keys):
-                said += [(slot, [KEY, FIRST_KEY + int(k), *values[0].tolist(), DOT]) for slot in part]
+                written += [(slot, [KEY, FIRST_KEY + int(k), *values[0].tolist(), DOT]) for slot in part]
             for q in range(QUESTIONS):
                 k, part = int(keys[q % 3]), parts[q % 3]
                 questions.append([COUNT, FIRST_KEY + k, FIRST_NUMBER + len(part), DOT, DOT])
                 asked[i, q, 0] = part[0]
-        for slot, words in said:
+        for slot, words in written:
             ids[i, places[i, slot] : places[i, slot] + NEEDLE] = words
         order = rng.permutation(QUESTIONS)
         asked[i] = asked[i, order]
@@ -135,7 +135,7 @@ def texts(
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train, tell how well it answers and finds, and write the weights by their names in a GGUF file."""
+    """Train, report how well it answers and finds, and write the weights by their names in a GGUF file."""
     import torch
     import torch.nn.functional as F
     from torch import nn
@@ -272,7 +272,7 @@ def train(args: argparse.Namespace) -> None:
     others = [x for x in p.values() if not any(x is m for m in matrices)]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=device == "cuda")
-    began, step, told = time.monotonic(), 0, 0.0
+    began, step, printed = time.monotonic(), 0, 0.0
     ends = np.cumsum([share for _, _, share in sizes.stages])
     while (done := (time.monotonic() - began) / (60 * args.minutes)) < 1:
         rows, length, _ = sizes.stages[
@@ -291,8 +291,8 @@ def train(args: argparse.Namespace) -> None:
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         step += 1
-        if (now := time.monotonic()) - told > 10:
-            told = now
+        if (now := time.monotonic()) - printed > 10:
+            printed = now
             print(
                 f"{100 * done:3.0f} %, step {step}, {rows} x {length}: answers {of_answers.item():.3f}, "
                 f"filler {of_others.item():.3f}",

@@ -1,4 +1,4 @@
-"""Wheels for many machines.
+"""Builder of wheels for many machines: CPU variants, the CUDA package, and a package index.
 
     pip wheel . --no-deps -w portable -C cmake.define.DFLASH_PORTABLE=ON
     python tools/wheels.py cpu portable/dflash_ggml-*.whl dist/

@@ -24,12 +24,12 @@ def agent_turns(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def test_calls_and_results_are_told_apart(agent_turns: Any) -> None:
-    said = 'I look.\n\n[Tool: run({"cmd": "ls", "n": 2})]\n\n[Tool: read({"path": "a)b"})]'
+def test_calls_and_results_are_distinguished(agent_turns: Any) -> None:
+    reply = 'I look.\n\n[Tool: run({"cmd": "ls", "n": 2})]\n\n[Tool: read({"path": "a)b"})]'
     results = "[tool result] one\ntwo\n\n[tool result] three\n[tool result] of a log"
     messages = [
         {"role": "user", "content": "rules\n\n<environment_context>\n x\n</environment_context>\n\ndo it"},
-        {"role": "assistant", "content": said},
+        {"role": "assistant", "content": reply},
         {"role": "user", "content": results},
     ]
     seen: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def test_calls_and_results_are_told_apart(agent_turns: Any) -> None:
     assert list(talk.turns()) == [3, 6]
 
 
-def test_conversations_take_turns(agent_turns: Any) -> None:
+def test_conversations_alternate(agent_turns: Any) -> None:
     talks = [
         agent_turns.Conversation(name, [{"role": role} for role in ("user", "assistant") * n])
         for name, n in (("a", 3), ("b", 1))

@@ -228,7 +228,7 @@ def test_files_have_no_folders_in_the_command(monkeypatch: pytest.MonkeyPatch) -
         (["--bogus"], "--bogus; --help lists the options"),
     ],
 )
-def test_mistakes_are_told_in_one_line(run: Sequence, flags: list[str], words: str) -> None:
+def test_mistakes_are_reported_in_one_line(run: Sequence, flags: list[str], words: str) -> None:
     done = run(*flags)
     assert done.code == 2 and done.out == ""
     assert done.err.startswith("dflash-bench: ") and done.err.count("\n") == 1 and words in done.err

@@ -48,7 +48,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def test_all_modes_in_turn_at_all_temperatures() -> None:
+def test_all_modes_alternate_at_all_temperatures() -> None:
     jobs = never_slower_jobs(bench())
     assert all(job.endless for job in jobs)
     jobs = [job for job in jobs if "," not in job.setting.label]
@@ -71,7 +71,7 @@ def test_auto_between_two_plain_runs() -> None:
     assert {job.seed for job in jobs} == set(range(1, 2 * FULL.rounds + 2))
 
 
-def test_the_worst_text_is_that_between_two_plain_runs() -> None:
+def test_the_worst_prompt_is_compared_with_the_plain_runs_around_it() -> None:
     """A round in which the machine changed its speed counts like its neighbours; one that was cut off not at all."""
     speeds = {
         "a": [(100, 96, 100), (100, 60, 100), (50, 49, 50)],
@@ -83,10 +83,10 @@ def test_the_worst_text_is_that_between_two_plain_runs() -> None:
             found += [text(prompt, label, speed) for label, speed in zip((BEFORE, BETWEEN, BEHIND), of_round)]
     found.append(text("a", BEFORE, 1))
     section = never_slower_report(bench(), found)
-    said = (
+    expected = (
         "on its worst prompt, a, 0.960 times plain (median of 3 rounds; plain beside itself 1.000 to 1.000)"
     )
-    assert said in section.notes[0] and "1.022 times the best fixed mode" in section.notes[0]
+    assert expected in section.notes[0] and "1.022 times the best fixed mode" in section.notes[0]
     assert {row["setting"] for row in section.rows} == {"plain", "chain", "auto"}
     cut_off = never_slower_report(bench(), found[6:])
     assert not cut_off.rows and not any("Temperature" in note for note in cut_off.notes)
@@ -103,21 +103,21 @@ def test_an_endless_job_goes_on_behind_the_end(endless: bool) -> None:
     assert sum(u.steps for u in done.uses) == done.steps and sum(u.tokens for u in done.uses) == done.n - 1
 
 
-def test_auto_against_the_best_of_the_others_and_its_worst_text() -> None:
+def test_auto_against_the_best_other_mode_and_its_worst_prompt() -> None:
     *fixed, auto = compared(TEXTS, temperature=0)
     # 200 tokens over the time of both runs: the slow one weighs more
     assert [row["rate"] for row in fixed] == pytest.approx([200 / 3, 50.0]) and auto["best_fixed"] == "plain"
     assert auto["to_best"] == pytest.approx(auto["rate"] / (200 / 3)) and "to_best" not in fixed[0]
     section = never_slower_report(bench(), [*TEXTS, text("a", "plain", 1, 0.8), text("a", "auto", 2, 0.8)])
-    said = (
+    note = (
         "Temperature 0: auto is 1.022 times the best fixed mode, plain; on its worst prompt, b, 0.900 times"
     )
-    assert section.notes[0].startswith(said)
+    assert section.notes[0].startswith(note)
     assert section.notes[1].startswith("Temperature 0.8: auto is 2.000 times")
     assert {row["temperature"] for row in section.rows} == {0.0, 0.8}
 
 
-def test_the_worst_text_goes_by_the_median_of_its_rounds() -> None:
+def test_the_worst_prompt_is_judged_by_the_median_of_its_rounds() -> None:
     found = [
         text("a", mode, ms)
         for mode, speeds in (("plain", (100, 100, 99)), ("auto", (97, 98, 40)))
@@ -135,12 +135,12 @@ def test_what_auto_chose_is_in_files_and_not_on_the_terminal() -> None:
     assert section.as_dict()["auto_choices"] == section.details.rows
     assert section.as_dict()["texts"][4]["uses"][0]["predicted_ms"] == 1.0
     pytest.importorskip("matplotlib")
-    for said, there in (
+    for output, there in (
         (plain(section), False),
         (markdown([], [section], ""), True),
         (html([], [section], ""), True),
     ):
-        assert ("What auto chose" in said) is there
+        assert ("What auto chose" in output) is there
 
 
 def test_uses_without_a_prediction() -> None:

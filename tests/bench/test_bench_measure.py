@@ -44,7 +44,7 @@ def job(engine: FakeSlot, setting: Setting, n: int = 40) -> Job:
 
 
 @pytest.mark.parametrize(("mode", "budget"), [("plain", None), ("chain", None), ("tree", 7)])
-def test_one_text(mode: Any, budget: int | None) -> None:
+def test_one_sequence(mode: Any, budget: int | None) -> None:
     slot: Any = FakeEngine().open()
     found = decode(slot, job(slot, Setting("here", mode, budget)), lambda: False)
     assert (found.prompt, found.style, found.setting, found.n) == ("one", "chat", "here", 40)

@@ -34,13 +34,13 @@ def words(picture: str) -> list[str]:
     return [t.strip() for t in ET.fromstring(picture).itertext() if t.strip()]
 
 
-def test_what_a_picture_says() -> None:
-    said = words(svg(LINES))
-    assert {"Speed by budget", "tree nodes", "tokens/s", "3", "7", "15"} <= set(said)
-    assert {"plain: 80", "auto: 145", "chosen by auto: 7", "trees"} <= set(said)
-    said = words(svg(BARS))
+def test_the_text_in_a_plot() -> None:
+    shown = words(svg(LINES))
+    assert {"Speed by budget", "tree nodes", "tokens/s", "3", "7", "15"} <= set(shown)
+    assert {"plain: 80", "auto: 145", "chosen by auto: 7", "trees"} <= set(shown)
+    shown = words(svg(BARS))
     assert {"plain", "tree 7", "draft", "verify", "ms", "3.00", "6.50", "Where a step's time goes"} <= set(
-        said
+        shown
     )
 
 
@@ -82,7 +82,7 @@ def test_a_page_needs_nothing_else() -> None:
     ]
     page = html([("pair", "a < b")], sections, "Cut short.")
     assert page.count("<svg ") == 2 and page.startswith("<!doctype html>")
-    for said in (
+    for expected in (
         "Speed &lt;b&gt;",
         "plain &amp; simple",
         ">12.3<",
@@ -91,7 +91,7 @@ def test_a_page_needs_nothing_else() -> None:
         "Cut short.",
         "FORCED ACCEPTANCE",
     ):
-        assert said in page
+        assert expected in page
     bare = re.sub(r'xmlns(:xlink)?="[^"]*"', "", page)
     assert not re.search(r"https?:|<script|<link|src=|@import", bare)
     assert "prefers-color-scheme:dark" in page
@@ -104,8 +104,8 @@ def test_a_gallery_is_one_picture() -> None:
     inner = [e for e in root if e.tag.endswith("}svg")]
     assert [(e.get("x"), e.get("y")) for e in inner] == [("12", "12"), ("485", "12"), ("12", "305")]
     assert root.get("viewBox") == "0 0 958 624" and "--paper" in whole
-    said = words(whole)
-    assert said[-1] == "a & b; one CPU; 1.0, commit abc" and "when: today" in said[0]
+    shown = words(whole)
+    assert shown[-1] == "a & b; one CPU; 1.0, commit abc" and "when: today" in shown[0]
 
 
 def test_dollars_in_names_are_dollars() -> None:

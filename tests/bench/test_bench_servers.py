@@ -205,7 +205,7 @@ def test_something_else_listens(stand_in: StandIn, body: bytes) -> None:
         Server(stand_in.url).open()
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused() -> None:
     with serving(StandIn()) as server:
         url = server.url
     with pytest.raises(

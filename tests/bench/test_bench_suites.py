@@ -74,7 +74,7 @@ def test_every_suite_without_a_draft(name: str) -> None:
         assert SUITES[name].report(found, runs).rows
 
 
-def test_settings_take_turns_in_going_first() -> None:
+def test_the_first_setting_rotates() -> None:
     found = bench()
     jobs = SUITES["speed"].jobs(found)
     labels = ["plain", "chain", "tree 7", "tree 15", "tree 31", "auto"]
@@ -105,7 +105,7 @@ def test_prompts_that_do_not_fit_are_left_out() -> None:
     assert {len(job.ids) for job in SUITES["prefill"].jobs(found)} == {16, 64}
 
 
-def test_filled_prompts_differ_from_turn_to_turn() -> None:
+def test_filled_prompts_differ_between_iterations() -> None:
     found = bench()
     jobs = [found.filled(64, turn, found.setting("plain", "plain"), 8) for turn in range(3)]
     assert {len(job.ids) for job in jobs} == {64} and len({tuple(job.ids) for job in jobs}) == 3
@@ -165,14 +165,14 @@ def test_plain_may_be_what_was_chosen_and_so_may_a_width_between() -> None:
     assert not any(row["chosen"] for row in between.rows)
 
 
-def test_repetition_and_forced_acceptance_are_said() -> None:
+def test_repetition_and_forced_acceptance_are_reported() -> None:
     section = budget_report(bench(), [run("plain", 100), run("tree 3", 150, 3, repeating=True)])
     assert "1 of 2 runs repeat themselves, which flatters acceptance." in section.notes
     assert section.as_dict()["texts"][1]["repeats"] is True
     assert "FORCED" not in plain(section) and section.as_dict()["forced_acceptance"] is None
     section.forced = "8.31 tokens per pass in the mean"
-    for said in (plain(section), markdown([], [section], "")):
-        assert "FORCED ACCEPTANCE, not model text (8.31 tokens per pass in the mean)" in said
+    for output in (plain(section), markdown([], [section], "")):
+        assert "FORCED ACCEPTANCE, not model text (8.31 tokens per pass in the mean)" in output
     assert section.as_dict()["forced_acceptance"] == section.forced
 
 

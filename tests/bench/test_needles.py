@@ -53,7 +53,7 @@ def test_parts_are_prefilled_and_reported(monkeypatch: pytest.MonkeyPatch):
     assert all(row["right"] in (0.0, 100.0) and row["read"] < 5000 for row in found.rows)
 
 
-def test_where_nothing_fits_the_report_says_so(toy_pair: tuple[Path, Path]):
+def test_the_report_notes_that_nothing_fits(toy_pair: tuple[Path, Path]):
     config = EngineConfig(model=toy_pair[0], draft=toy_pair[1], n_ctx=512, n_threads=1, calibrate="never")
     with Engine.load(config) as engine:
         bench = Bench(engine, [], replace(QUICK, prompts=1), Lines(io.StringIO()))

@@ -40,7 +40,7 @@ def test_the_second_half_is_scored(
     from dflash_ggml.config import EngineConfig
 
     ids = np.random.default_rng(1).integers(0, 60, 3 * window).tolist()
-    windows, told = windows_of(ids, window, None), list[int]()
+    windows, reports = windows_of(ids, window, None), list[int]()
     with Solo.load(EngineConfig(target, n_ctx=64, **EXACT)) as engine:
         expected = n = 0.0
         for text in windows:
@@ -51,10 +51,10 @@ def test_the_second_half_is_scored(
                 x = rows[at].astype(np.float64)
                 expected += math.log(np.exp(x).sum()) - x[text[at + 1]]
                 n += 1
-        found = score(engine.slot, windows, begin, told.append)
+        found = score(engine.slot, windows, begin, reports.append)
         monkeypatch.setattr(perplexity, "_LOGITS_BYTES", 3 * 4 * engine.n_vocab)
         few = score(engine.slot, windows, begin, lambda done: None)
-    assert (found.n, found.windows, told) == (n, 3, [0, 1, 2, 3])
+    assert (found.n, found.windows, reports) == (n, 3, [0, 1, 2, 3])
     assert found.total == pytest.approx(expected, rel=1e-5) and few.total == pytest.approx(expected, rel=1e-5)
 
 
@@ -74,8 +74,8 @@ def test_kv_types() -> None:
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\xff\xfe")
-    for name, said in (("a", "it is not UTF-8 text"), ("none", "No such file")):
-        with pytest.raises(ConfigError, match=f"can't read .*{name}: {said}"):
+    for name, message in (("a", "it is not UTF-8 text"), ("none", "No such file")):
+        with pytest.raises(ConfigError, match=f"can't read .*{name}: {message}"):
             read_text(tmp_path / name)
 
 

@@ -87,7 +87,7 @@ def test_prompts_of_a_mix_are_drawn_and_the_same_again(tool: Any) -> None:
     assert other.body(0)["prompt"][:20] != prompts[0][:20]
 
 
-def test_a_server_that_tells_no_columns_has_none(tool: Any) -> None:
+def test_a_server_that_reports_no_columns_has_none(tool: Any) -> None:
     assert tool.metric("http://127.0.0.1:9", "dflash_graphs") == 0.0
     seen = [tool.Seen(0.0, 0.5, 0.2, 1.0, 7, "200"), tool.Seen(0.0, end="ConnectionRefusedError")]
     found = tool.summary(seen)

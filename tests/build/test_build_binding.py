@@ -137,7 +137,7 @@ def test_another_ggml_in_the_process_does_not_clash(other: str, first: str) -> N
     assert done.stdout.strip() == ffi.string(lib.ggml_version()).decode()
 
 
-def test_an_abort_inside_ggml_says_what_and_where() -> None:
+def test_an_abort_inside_ggml_names_cause_and_location() -> None:
     code = """
 from dflash_ggml.ggml.bindings import ffi, lib
 def build_bad_graph():

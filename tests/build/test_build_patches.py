@@ -55,7 +55,7 @@ def test_creates_and_deletes_files_and_skips_a_mail_header() -> None:
     assert files == {"new.c": b"here\n"}
 
 
-def test_a_hunk_may_move_to_the_only_place_that_fits() -> None:
+def test_a_hunk_may_move_to_the_only_matching_location() -> None:
     patch = make_patch("f", SOURCE, SOURCE.replace(b"line 20\n", b"changed\n"))
     files = {"f": b"one more\n" + SOURCE}
     unified_diff.apply(patch, files)

@@ -121,7 +121,7 @@ def test_pages_of_an_index_name_what_lies_there(tmp_path: Path) -> None:
     assert f'href="../../{wheel.name}#sha256={digest}"' in page
 
 
-def test_a_variant_is_loaded_in_place_of_the_one_beside_it(tmp_path: Path) -> None:
+def test_a_variant_is_loaded_instead_of_the_default_build(tmp_path: Path) -> None:
     """This build stands in for a variant that needs nothing."""
     name = next(iter(VARIANTS))
     (tmp_path / name).mkdir()

@@ -59,6 +59,6 @@ def test_there_are_pages_with_commands_and_some_that_run_anywhere():
     }  # fmt: skip
 
 
-def test_a_block_says_which_server_it_leaves_running():
+def test_a_block_names_the_server_it_leaves_running():
     ports = {block.server for block in BLOCKS if not block.needs} - {0}
     assert ports == {8080, 8091, 8092, 8093}

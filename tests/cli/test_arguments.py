@@ -167,7 +167,7 @@ def test_the_context_and_the_limit_reach_the_engine():
     assert config.n_ctx == 8192 and config.gpu_memory == 0.5
 
 
-def test_flash_attention_leaves_other_words_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flash_attention_leaves_other_arguments_alone(capsys: pytest.CaptureFixture[str]) -> None:
     run = importlib.import_module("dflash_ggml.cli.run").build_parser()
     bench = importlib.import_module("dflash_ggml.bench.cli").build_parser()
     assert run.parse_args(["-fa", "-"]).stdin == "-"
@@ -278,8 +278,8 @@ def test_what_would_change_the_answer_is_refused_by_name(
 ) -> None:
     with pytest.raises(SystemExit) as end:
         parser_of(command).parse_args(words.split())
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.count("\n") == 1 and why in said
+    printed = capsys.readouterr().err
+    assert end.value.code == 2 and printed.count("\n") == 1 and why in printed
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_commands(tmp_path: Path) -> None:
         ("/help", "/system"),
     ],
 )
-def test_refused_commands_say_why(line: str, words: str) -> None:
+def test_refused_commands_give_a_reason(line: str, words: str) -> None:
     chat = conversation()
     chat.say(line)
     assert words in notes(chat) and chat.messages == []
@@ -178,7 +178,7 @@ def test_help_names_every_command() -> None:
     assert [name for name in chat._commands() if f"/{name}" not in text] == [] and "//" in text
 
 
-def test_words_that_depend_on_numbers() -> None:
+def test_singular_and_plural() -> None:
     chat = conversation("a", "b")
     chat.say("Hi")
     chat.say("/undo")
@@ -210,7 +210,7 @@ def test_thinking_is_dimmed_on_a_terminal_and_aside_in_a_pipe() -> None:
         assert out.getvalue() == shown and err.getvalue().startswith(aside + "[prompt")
 
 
-def test_the_limit_inside_the_thinking_is_told_last() -> None:
+def test_the_limit_inside_the_thinking_is_reported_last() -> None:
     chat = conversation("Hm, let me see.", template=TOOL_TEMPLATE)
     chat.max_tokens = 8
     chat.say("Well?")
@@ -311,7 +311,7 @@ def test_the_history_is_bounded_and_no_condition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{"])
-def test_a_conversation_that_cannot_be_gone_on_with_is_told_before_loading(
+def test_a_conversation_that_cannot_be_continued_is_reported_before_loading(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:
     file = tmp_path / "chat.json"
@@ -320,8 +320,8 @@ def test_a_conversation_that_cannot_be_gone_on_with_is_told_before_loading(
     model = tmp_path / "no.gguf"
     model.write_text("would be told of next")
     assert main(["--load", str(file), "-m", str(model)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("dflash-chat: ") and f"{file}: " in said and "no.gguf" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("dflash-chat: ") and f"{file}: " in printed and "no.gguf" not in printed
 
 
 def test_standard_output_closed_or_full() -> None:

@@ -357,18 +357,18 @@ def test_options_of_chats_and_texts_reach_the_request(run: Run, thinker: Callabl
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-n", "3"], "the limit fell inside the thinking: -n N or --think off"),
         (["-n", "-1"], "the context of 1024 ended inside the thinking: raise -c or --think off"),
     ],
 )
-def test_the_limit_inside_the_thinking_is_told_last(
-    run: Run, thinker: Callable[..., FakeEngine], flags: list[str], said: str
+def test_the_limit_inside_the_thinking_is_reported_last(
+    run: Run, thinker: Callable[..., FakeEngine], flags: list[str], message: str
 ) -> None:
     thinker("Hm. " * 2000)
     done = run(*ASK, *flags)
-    assert done.out == "\n" and done.err.endswith(f"dflash-run: {said}\n")
+    assert done.out == "\n" and done.err.endswith(f"dflash-run: {message}\n")
     thinker(THOUGHT)
     assert "inside the thinking" not in run(*ASK, "-n", "8").err
 

@@ -84,6 +84,6 @@ def test_a_target_in_parts_is_to_be_joined_first(tmp_path: Path, capsys: pytest.
     parted(target, tmp_path / "head", tmp_path / "bare.gguf", per_file=40)
     part = min(tmp_path.glob("bare-00001-of-*.gguf"))
     assert main([str(tmp_path / "head"), "-m", str(part), "-o", str(tmp_path / "out.gguf")]) == 1
-    said = capsys.readouterr().err
-    assert "parts" in said and "llama-gguf-split --merge" in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert "parts" in printed and "llama-gguf-split --merge" in printed and printed.count("\n") == 1
     assert not list(tmp_path.glob("out*"))

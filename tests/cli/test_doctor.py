@@ -72,7 +72,7 @@ def test_threads(n_threads: int, cores: int, load: float, verdict: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "backends", "driver", "ngl", "gpu", "expected", "said"),
+    ("devices", "backends", "driver", "ngl", "gpu", "expected", "message"),
     [
         ([CPU], [], None, -1, 0, ["ok"], "runs the model"),
         ([CPU], [], "", -1, 0, ["note", "ok"], "no CUDA backend"),
@@ -96,11 +96,11 @@ def test_devices(
     ngl: int,
     gpu: int,
     expected: list[str],
-    said: str,
+    message: str,
 ) -> None:
     found = checks.device_checks(devices, ["CPU", *backends], driver, ngl, gpu)
     assert verdicts(found) == expected
-    assert any(said in check.text for check in found)
+    assert any(message in check.text for check in found)
     assert all(check.advice for check in found if check.verdict != "ok")
 
 
@@ -140,7 +140,7 @@ def test_memory(free: int, is_gpu: bool, verdict: str) -> None:
     assert check.verdict != "bad" or "target weights" in check.advice
 
 
-def test_memory_of_the_host_is_told_apart() -> None:
+def test_host_memory_is_reported_separately() -> None:
     kept = KeptExperts(3, 900 * MIB, 4096 * MIB)
     plan = MemoryPlan(512, {"target weights": 30 * MIB}, MARGIN + 30 * MIB, kept)
     check = checks.memory_check(plan, "CUDA0", True)
@@ -153,7 +153,7 @@ def test_memory_of_the_host_is_told_apart() -> None:
     assert advice.startswith("--n-cpu-moe 7 fits; or ")
 
 
-def test_what_the_host_keeps_needs_room_with_some_left_over() -> None:
+def test_cpu_offload_needs_host_memory_with_a_margin() -> None:
     size = 900 * MIB
     assert not KeptExperts(3, size, size + HOST_MARGIN).note
     short = KeptExperts(3, size, size + HOST_MARGIN - 1)
@@ -266,11 +266,11 @@ def test_standard_streams_closed_or_full(redirection: str, code: int, json_too: 
     command = f"{sys.executable} -m dflash_ggml.cli.doctor -t 1 -ngl 0 -c 64 {json_too} {redirection}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300)
     assert done.returncode == code and "Traceback" not in done.stderr
-    said = {
+    expected = {
         ">&-": "standard output is closed",
         ">/dev/full": "standard output: No space left",
     }.get(redirection)
-    assert said is None or f"dflash-doctor: {said}" in done.stderr
+    assert expected is None or f"dflash-doctor: {expected}" in done.stderr
 
 
 def test_it_starts_without_a_binding() -> None:
@@ -316,8 +316,8 @@ def test_more_threads_than_cpus_are_not_tried(doctor: Doctor, monkeypatch: pytes
 def test_numbers_out_of_bounds(doctor: Doctor) -> None:
     needs_binding()
     code, found = doctor("--budget", "999")
-    (told,) = bad(found)
-    assert code == 1 and told["topic"] == "options" and told["text"] == "budget: 999 is outside 1..256"
+    (check,) = bad(found)
+    assert code == 1 and check["topic"] == "options" and check["text"] == "budget: 999 is outside 1..256"
 
 
 def test_files_that_are_not_there(doctor: Doctor, tmp_path: Path) -> None:
@@ -374,8 +374,8 @@ def test_a_draft_that_was_fetched_unasked_and_is_no_use(
     found_one = EngineConfig(demo_target, draft, n_threads=1, n_gpu_layers=0, draft_found=True)
     monkeypatch.setattr("dflash_ggml.cli.doctor.engine_config", lambda args: found_one)
     code, found = doctor()
-    told = [check for check in of(found, "draft") if check["verdict"] == "note"]
-    assert code == 0 and len(told) == 1 and draft.name in told[0]["text"] and "plain" in told[0]["text"]
+    notes = [check for check in of(found, "draft") if check["verdict"] == "note"]
+    assert code == 0 and len(notes) == 1 and draft.name in notes[0]["text"] and "plain" in notes[0]["text"]
     assert of(found, "memory") and of(found, "decoding")
 
 
@@ -405,8 +405,8 @@ def test_it_follows_spec(
     monkeypatch.setattr("dflash_ggml.cli.doctor.examine_decoding", lambda config: ())
     target, draft = toys.write_pair(tmp_path, 3, nextn=True)
     code, found = doctor("-m", str(target), "--spec", spec, *(["-md", str(draft)] if named else []))
-    (told,) = of(found, "draft")
-    assert told["verdict"] == verdict and words in told["text"] and code == (verdict == "bad")
+    (check,) = of(found, "draft")
+    assert check["verdict"] == verdict and words in check["text"] and code == (verdict == "bad")
     for memory in of(found, "memory"):
         assert ("draft weights" in memory["parts"]) == (verdict == "ok")
 
@@ -414,8 +414,8 @@ def test_it_follows_spec(
 def test_types_for_the_caches_of_no_draft(doctor: Doctor) -> None:
     needs_binding()
     code, found = doctor("--mode", "plain", "-ctkd", "q8_0")
-    told = [check["text"] for check in of(found, "draft")]
-    assert code == 0 and told[0] == "draft_type_k: q8_0: it is for a draft's caches, and there is no draft"
+    texts = [check["text"] for check in of(found, "draft")]
+    assert code == 0 and texts[0] == "draft_type_k: q8_0: it is for a draft's caches, and there is no draft"
 
 
 def test_a_draft_as_target_and_a_target_as_draft(
@@ -426,7 +426,7 @@ def test_a_draft_as_target_and_a_target_as_draft(
     assert code == 1 and [check["topic"] for check in bad(found)] == ["target", "draft"]
 
 
-def test_every_misfit_of_a_pair_is_told(doctor: Doctor, tmp_path: Path, demo_draft: Path) -> None:
+def test_every_mismatch_of_a_pair_is_reported(doctor: Doctor, tmp_path: Path, demo_draft: Path) -> None:
     """Hidden size, vocabulary and layers, in one line."""
     needs_binding()
     target = tmp_path / "tiny.gguf"

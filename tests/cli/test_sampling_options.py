@@ -107,7 +107,7 @@ def test_a_bias_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--seed", "1.5"], "-s/--seed: '1.5' is not a whole number"),
         (["--seed", "-2"], "-s/--seed: must be a whole number from 0, got -2"),
@@ -118,11 +118,11 @@ def test_a_bias_that_is_none(text: str, capsys: pytest.CaptureFixture[str]) -> N
         (["-l", "5+inf"], "-l/--logit-bias: must be finite, or -inf to ban the token, got inf"),
     ],
 )
-def test_errors_name_the_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_flag(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parsed(*flags)
     err = capsys.readouterr().err
-    assert f"argument {said}\n" in err and not any(f"{name} " in err.splitlines()[-1] for name in FIELDS)
+    assert f"argument {message}\n" in err and not any(f"{name} " in err.splitlines()[-1] for name in FIELDS)
 
 
 def test_a_random_seed() -> None:

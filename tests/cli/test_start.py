@@ -81,8 +81,8 @@ def test_a_checkout_that_was_not_rebuilt(command: str, found: str) -> None:
         assert done.stdout.startswith("bad   build     the compiled binding does not load: ")
         assert "make build" in done.stdout and done.stderr == ""
     else:
-        said = f"dflash-{command}: the compiled part of dflash_ggml.decode is missing or of other sources: make build"
-        assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+        message = f"dflash-{command}: the compiled part of dflash_ggml.decode is missing or of other sources: make build"
+        assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("where", ["main", "end"])

@@ -65,7 +65,7 @@ def asked(args: argparse.Namespace) -> int:
 
 
 @pytest.mark.parametrize(
-    ("run", "said"),
+    ("run", "message"),
     [
         (mapped, "Cannot allocate memory"),
         (opened, "a.gguf: No such file or directory"),
@@ -76,7 +76,7 @@ def asked(args: argparse.Namespace) -> int:
     ],
 )
 def test_only_what_broke_is_named(
-    run: object, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: object, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def parser() -> argparse.ArgumentParser:
         made = argparse.ArgumentParser()
@@ -86,4 +86,4 @@ def test_only_what_broke_is_named(
     monkeypatch.setattr(sys, "stdout", full())
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Full())))
     assert run_command("dflash-run", parser, run, []) == 1  # type: ignore[arg-type]
-    assert capsys.readouterr().err == f"dflash-run: {said}\n"
+    assert capsys.readouterr().err == f"dflash-run: {message}\n"

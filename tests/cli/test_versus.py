@@ -59,7 +59,7 @@ def again(on: Session, report: Report, prepared: Prepared) -> Plain:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.5, seed=3)])
-def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
+def test_the_same_prompt_is_decoded_again(sampling: SamplingParams) -> None:
     on = session()
     report, prepared = speculate(on, 40, sampling)
     plain = again(on, report, prepared)
@@ -68,7 +68,7 @@ def test_the_same_text_is_decoded_again(sampling: SamplingParams) -> None:
     assert "plain decoding of the same text" in versus_line(report, plain, on)
 
 
-def test_a_text_that_ends_early_goes_on_to_the_same_length() -> None:
+def test_a_run_that_ends_early_continues_to_the_same_length() -> None:
     on = session(replies=["one two three four five six seven", "ab", "c"])
     report, prepared = speculate(on, 20)
     plain = again(on, report, prepared)
@@ -97,14 +97,14 @@ def test_who_was_faster() -> None:
     )
     embedded = session(EMBEDDED_TARGET)
     assert versus_line(report, Plain(ids, ms / 2), embedded).endswith("faster for this small model")
-    said = versus_line(report, Plain(ids, 1000.0), on)
+    line = versus_line(report, Plain(ids, 1000.0), on)
     speeds = rf"{report.usage.tokens_per_step:.2f} tokens, {1e3 * n / ms:.1f} tokens/s; .*: {n:.1f} tokens/s"
-    assert re.search(speeds, said)
+    assert re.search(speeds, line)
     one, _ = speculate(session(), 1)
     assert "too few" in versus_line(one, Plain(one.steps.token_ids, 1.0), on)
 
 
-def test_short_texts_are_decoded_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who goes first changes, nothing is copied from the same text written before, and the middle round counts."""
     on = session()
     report, prepared = speculate(on, 12)
@@ -151,7 +151,7 @@ def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    "mode, widths, plain_ms, said",
+    "mode, widths, plain_ms, verdict",
     [
         ("auto", [(0, 30), (7, 2)], 100.0, "drafting does not pay for this model, and auto decoded plainly"),
         ("auto", [(0, 30), (7, 10)], 100.0, "not pay for this model, and auto decoded mostly plainly"),
@@ -160,11 +160,11 @@ def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
         ("tree", [(31, 35)], 50.0, "plain is faster for this model"),
     ],
 )
-def test_the_verdict(mode: str, widths: list[tuple[int, int]], plain_ms: float, said: str) -> None:
+def test_the_verdict(mode: str, widths: list[tuple[int, int]], plain_ms: float, verdict: str) -> None:
     on = session()
     report, _ = speculate(on, 40, GREEDY)
     uses = tuple(WidthUse(nodes, steps, steps, 1.0, None) for nodes, steps in widths)
     steps = sum(use.steps for use in uses)
     usage = replace(report.usage, mode=mode, widths=uses, steps=steps, predicted_ms=100.0)
     line = versus_line(replace(report, usage=usage), Plain(report.steps.token_ids, plain_ms), on)
-    assert line.endswith(said) and line.count("on this machine") == 1
+    assert line.endswith(verdict) and line.count("on this machine") == 1

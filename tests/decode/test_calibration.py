@@ -26,7 +26,7 @@ def walked(path: tuple[int, ...], last: int | None = None) -> Accepted:
     return Accepted(path, (0,) * len(path), last is not None, last)
 
 
-def test_the_last_token_of_a_text_counts_as_right():
+def test_the_last_token_of_a_sequence_counts_as_accepted():
     """Its node was right, though the walk did not go there; of what would have followed nothing is known."""
     ended, went_on = Calibration(), Calibration()
     for _ in range(40):
@@ -43,14 +43,14 @@ def test_without_samples_the_drafts_word_stands():
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.95])
 def test_it_comes_to_what_is_seen(share):
     rng, known = np.random.default_rng(1), Calibration()
-    said = []
+    estimates = []
     for _ in range(1500):
-        said.append(known.path_probabilities(TREE)[SPINE[1]])
+        estimates.append(known.path_probabilities(TREE)[SPINE[1]])
         known.observe(TREE, walked(SPINE[:2] if rng.random() < share else (0,)))
-    assert np.mean(said[500:]) == pytest.approx(share, abs=0.06)
+    assert np.mean(estimates[500:]) == pytest.approx(share, abs=0.06)
 
 
-def test_a_text_that_turns_is_followed_at_all_depths():
+def test_a_change_of_acceptance_is_followed_at_all_depths():
     """Deep nodes are not visited any more once the first is wrong, and believed again when it is right."""
     known = Calibration()
     for _ in range(200):
@@ -66,7 +66,7 @@ def test_a_text_that_turns_is_followed_at_all_depths():
     assert known.path_probabilities(TREE)[SPINE[3]] > 0.7
 
 
-def test_other_texts_are_what_a_new_one_begins_with():
+def test_a_new_sequence_starts_from_what_others_taught():
     shared = Calibration()
     first = Calibration(shared)
     for _ in range(300):

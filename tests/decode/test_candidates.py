@@ -122,7 +122,7 @@ def test_blocks_keep_what_is_read_in_c():
 
 
 @pytest.mark.parametrize("order", [BEST_FIRST, CHAIN_SEED, SPINE])
-def test_budgets_beyond_what_candidates_offer_take_no_room(order, monkeypatch):
+def test_budgets_beyond_the_candidates_allocate_nothing(order, monkeypatch):
     candidates = rows_of(0, 3, 2)
     every = grow(0, candidates, 14, order)
     for kind in (candidates, Generic(candidates)):

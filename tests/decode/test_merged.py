@@ -196,7 +196,7 @@ def test_rates_follow_what_was_right():
     assert other.rates[low] > 0.9 > 0.1 > rates.rates[low]
 
 
-def test_a_text_that_begins_to_repeat_is_followed_at_once():
+def test_repetition_is_followed_at_once():
     """All cells move together before any of them has samples of its own, and no further than the text goes."""
     rates, (low, high) = LookupRates(LookupRates()), cells()
     first = list(rates.rates)

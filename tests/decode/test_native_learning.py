@@ -88,7 +88,7 @@ def test_walks(seed: int, is_first: bool) -> None:
 
 
 @given(seeds, st.integers(1, 6))
-def test_trees_side_by_side(seed: int, n: int) -> None:
+def test_batches_of_trees(seed: int, n: int) -> None:
     """Each is worth what it is alone, merged ones too; without a calibration it is what the draft says."""
     rng, rates = np.random.default_rng(seed), LookupRates()
     trees = [tree_of(rng, rates) for _ in range(n)]
@@ -106,7 +106,7 @@ def test_trees_side_by_side(seed: int, n: int) -> None:
     assert at == len(found)
 
 
-def test_trees_side_by_side_that_are_none() -> None:
+def test_invalid_batches_of_trees() -> None:
     with pytest.raises(ValueError, match="1 trees with 2 calibrations"):
         path_probabilities([MERGED], [None, None])
     with pytest.raises(ValueError, match="0 trees"):

@@ -213,13 +213,13 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
 def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
     windows = matches_of(rng, matches, depth)
-    copied, expected = LookupCandidates(*windows), voting.LookupCandidates(*windows)
+    looked_up, expected = LookupCandidates(*windows), voting.LookupCandidates(*windows)
     rates, rates_in_python = rates_of(rng)
-    assert copied.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
-    open_ = [(copied.root, expected.root)]
+    assert looked_up.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
+    open_ = [(looked_up.root, expected.root)]
     while open_:
         cursor, cursor_in_python = open_.pop()
-        votes = copied.votes(cursor), expected.votes(cursor_in_python)
+        votes = looked_up.votes(cursor), expected.votes(cursor_in_python)
         assert [vote[:2] for vote in votes[0]] == [vote[:2] for vote in votes[1]]
         open_ += [(a[2], b[2]) for a, b in zip(*votes)]
 
@@ -260,7 +260,7 @@ class Uneven:
         return [1, 2], [-1.0], [0, 0]
 
 
-def test_candidates_that_say_different_numbers_of_things_are_refused() -> None:
+def test_candidates_of_inconsistent_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="2 tokens, 1 log"):
         expand(0, Uneven(), 4)
 

@@ -128,7 +128,7 @@ def test_cutting_back_leaves_what_there_was():
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_growth_that_is_broken_off_leaves_the_text_and_its_memory(at, error, monkeypatch):
+def test_interrupted_growth_leaves_tokens_and_memory_unchanged(at, error, monkeypatch):
     made, calls, real = [], 0, np.zeros
 
     def zeros(*args):
@@ -170,7 +170,7 @@ def test_memory_stays_bounded_at_every_length():
         assert index.nbytes <= 29 * len(index) + (1 << 14)
 
 
-def test_memory_is_bounded_and_few_places_are_looked_at():
+def test_memory_is_bounded_and_few_positions_are_compared():
     index = NgramIndex()
     index.extend([5] * 50_000)
     assert index.nbytes <= 29 * 50_000 + (1 << 14)

@@ -27,7 +27,7 @@ def test_published_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("top_p", 3.0, "out of range"),
         ("temp", float("nan"), "out of range"),
@@ -38,7 +38,7 @@ def test_published_keys() -> None:
     ],
 )
 def test_what_cannot_be_taken_is_named(
-    key: str, value: Any, said: str, caplog: pytest.LogCaptureFixture
+    key: str, value: Any, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert recommended({f"general.sampling.{key}": value}) == {}
-    assert f"general.sampling.{key} = {value} in the model file: {said}" in caplog.text
+    assert f"general.sampling.{key} = {value} in the model file: {message}" in caplog.text

@@ -390,7 +390,7 @@ def test_processors_come_first_and_see_the_history() -> None:
     assert seen == [[4, 5]] and (row == before).all()
 
 
-def test_two_processors_and_a_bias_act_together() -> None:
+def test_two_processors_and_a_bias_combine() -> None:
     def raise_first(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         return scores + np.array([10, 0, 0, 0], np.float32)
 

@@ -67,7 +67,7 @@ def test_a_copy_of_the_targets_head_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "config", "said"),
+    ("sizes", "config", "message"),
     [
         ({"draft": "dspark"}, {"markov_head_type": "rnn"}, "Markov head of kind 'rnn' is not supported"),
         ({"draft": "dspark"}, {"markov_head_type": "gated"}, "'markov_gate.weight' is missing"),
@@ -85,14 +85,16 @@ def test_a_copy_of_the_targets_head_is_left_out(tmp_path: Path) -> None:
         ({"draft": "dspark"}, {"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is not supported"),
     ],
 )
-def test_faults_are_named(tmp_path: Path, sizes: dict[str, Any], config: dict[str, Any], said: str) -> None:
+def test_faults_are_named(
+    tmp_path: Path, sizes: dict[str, Any], config: dict[str, Any], message: str
+) -> None:
     _, gguf = toys.write_pair(tmp_path, 5, **sizes)
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         DraftFile.open(write_checkpoint(tmp_path / "draft", gguf, "deepspec", **config))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("selector_rank", 31, "selector_hidden.weight' has shape"),
         ("conv_group_size", 48, "groups of 48 channels do not divide the hidden size 64"),
@@ -100,12 +102,12 @@ def test_faults_are_named(tmp_path: Path, sizes: dict[str, Any], config: dict[st
         ("selector_top_k", 65, "selector_top_k': 65 is out of range"),
     ],
 )
-def test_faults_of_a_selector_are_named(tmp_path: Path, key: str, value: int, said: str) -> None:
+def test_faults_of_a_selector_are_named(tmp_path: Path, key: str, value: int, message: str) -> None:
     _, gguf = toys.write_pair(tmp_path, 5, draft="dflash2")
     good = DraftFile.open(write_checkpoint(tmp_path / "a", gguf)).params
     sizes = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 32, "selector_top_k": 6}
     drafting = {"mask_token_id": good.mask_id, "target_layer_ids": list(good.taps), **sizes, key: value}
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         DraftFile.open(write_checkpoint(tmp_path / "b", gguf, dflash_config=drafting))
 
 
@@ -195,14 +197,14 @@ def test_damaged_checkpoints(tmp_path: Path, case: str) -> None:
     good, data = json.loads(config.read_text()), weights.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     inner = [(key, name) for key, part in good.items() if isinstance(part, dict) for name in part]
-    places = [*((None, key) for key in good), *inner, (None, "sample_from_anchor"), (None, "rope_scaling")]
+    keys = [*((None, key) for key in good), *inner, (None, "sample_from_anchor"), (None, "rope_scaling")]
     values = st.sampled_from(
         [None, True, -1, 0, 1, 3, 10**9, 2**70, 0.5, -2.5, "", "yarn", [], [1], {}, {"factor": 2.0}]
     )
 
     @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(
-        st.lists(st.tuples(st.sampled_from(places), values), max_size=2),
+        st.lists(st.tuples(st.sampled_from(keys), values), max_size=2),
         st.lists(st.tuples(st.integers(0, end - 1), st.integers(0, 255)), max_size=2),
     )
     def run(changes: list[tuple[tuple[str | None, str], Any]], bytes_: list[tuple[int, int]]) -> None:
@@ -213,8 +215,8 @@ def test_damaged_checkpoints(tmp_path: Path, case: str) -> None:
                 inside[key] = copy.deepcopy(value)
         config.write_text(json.dumps(changed))
         damaged = bytearray(data)
-        for place, value in bytes_:
-            damaged[place] = value
+        for at, value in bytes_:
+            damaged[at] = value
         weights.write_bytes(damaged)
         try:
             opened = DraftFile.open(folder)
@@ -241,8 +243,8 @@ def test_damaged_gguf_files(tmp_path: Path, case: str) -> None:
     )
     def run(bytes_: list[tuple[int, int]]) -> None:
         damaged = bytearray(data)
-        for place, value in bytes_:
-            damaged[place] = value
+        for at, value in bytes_:
+            damaged[at] = value
         path.write_bytes(damaged)
         try:
             opened = DraftFile.open(path)
@@ -266,7 +268,7 @@ def test_a_gate_that_cannot_be_split(tmp_path: Path) -> None:
 
 def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     _, gguf = toys.write_pair(tmp_path, 5, normed_taps=True, window=24)
-    for config, said in (
+    for config, message in (
         (
             {"num_key_value_heads": 2},
             r"self_attn.qkv_proj.weight' has shape \[64, 256\], expected rows of 2 \+ 2 \* 2",
@@ -276,12 +278,12 @@ def test_parts_that_do_not_fit_are_named(tmp_path: Path) -> None:
             "enc.aux_norm.weight|fc.weight",
         ),
     ):
-        folder = write_checkpoint(tmp_path / str(len(said)), gguf, "poolside", **config)
-        with pytest.raises(ModelFileError, match=said):
+        folder = write_checkpoint(tmp_path / str(len(message)), gguf, "poolside", **config)
+        with pytest.raises(ModelFileError, match=message):
             DraftFile.open(folder)
 
 
-def test_a_draft_of_laguna_looks_back_unless_its_file_says_otherwise(tmp_path: Path) -> None:
+def test_a_laguna_draft_is_causal_unless_its_file_declares_otherwise(tmp_path: Path) -> None:
     _, gguf = toys.write_pair(tmp_path, 5, normed_taps=True)
     p = DraftFile.open(gguf).params
     assert p.normed_taps and p.gated and p.causal_full and p.causal_window

@@ -93,7 +93,7 @@ def test_a_folder_with_a_checkpoint(target: Path) -> None:
     assert draft_beside(target).path == folder
 
 
-def test_a_bad_target_is_told_of_itself(tmp_path: Path) -> None:
+def test_a_bad_target_is_reported_as_such(tmp_path: Path) -> None:
     """Not that it has no draft."""
     path = tmp_path / "cut.gguf"
     path.write_bytes(b"GGUF")

@@ -224,7 +224,7 @@ def test_interleaved_rotary_pairs_are_reordered(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "said"),
+    ("extra", "message"),
     [
         ("selector_hidden.weight", "key 'dflash.conv_kernel_size' is missing"),
         ("blk.0.attn_conv_base", "'blk.0.attn_conv_base' is unknown"),
@@ -237,12 +237,12 @@ def test_interleaved_rotary_pairs_are_reordered(tmp_path: Path):
         ("blk.0.attn_q.bias", "'blk.0.attn_q.bias' is unknown"),
     ],
 )
-def test_tensors_that_stand_alone_are_named(file: Path, extra: str, said: str):
+def test_tensors_that_stand_alone_are_named(file: Path, extra: str, message: str):
     """Parts of the newer kinds without the others, and what no kind has."""
     values = tiny.draft_values() | {extra: np.zeros((4,), np.float32)}
     tensors = [Tensor(name, F32, x.shape[::-1], x.tobytes()) for name, x in values.items()]
     file.write_bytes(build(tiny.upstream_draft_keys(), tensors).data)
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         DraftFile.open(file)
     file.write_bytes(build(tiny.lucebox_draft_keys(), tensors).data)
     with pytest.raises(ModelFileError, match=f"{extra!r} is unknown"):
@@ -250,7 +250,7 @@ def test_tensors_that_stand_alone_are_named(file: Path, extra: str, said: str):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"dflash.selector_rank": 256}, "key 'dflash.conv_kernel_size' is missing"),
         ({"dflash.conv_kernel_size": 2}, "key 'dflash.conv_group_size' is missing"),
@@ -265,8 +265,8 @@ def test_tensors_that_stand_alone_are_named(file: Path, extra: str, said: str):
         ),
     ],
 )
-def test_keys_of_other_kinds(file: Path, keys: dict[str, Any], said: str):
-    with pytest.raises(ModelFileError, match=said):
+def test_keys_of_other_kinds(file: Path, keys: dict[str, Any], message: str):
+    with pytest.raises(ModelFileError, match=message):
         draft(file, tiny.upstream_draft_keys() | keys)
 
 

@@ -39,10 +39,10 @@ def test_draft(name: str, target_file: Path, tmp_path: Path) -> None:
     assert p.window_layers == windows and p.sliding_window == (2048 if name in WINDOWED else None)
     with GGUFFile(target_file) as file:
         target = read_target(file)
-        said = " ".join(draft.check(target, str(target_file)))
+        misfits = " ".join(draft.check(target, str(target_file)))
         assert p.own == (("token_embd.weight",) if name == "up-ropefactors" else ())
         # by its title a draft of the 3.6, and its file does not tell
-        assert ("--draft-window 2048" in said) == (name not in WINDOWED)
+        assert ("--draft-window 2048" in misfits) == (name not in WINDOWED)
         device = Device.cpu(1, reference=True)
         try:
             declared = memory_needs(device, EngineConfig(target_file, n_ctx=4096), file, target, draft)
@@ -60,7 +60,7 @@ def test_what_is_refused_names_its_replacement(name: str, tmp_path: Path) -> Non
         open_draft(path)
 
 
-def test_half_a_dflash2_draft_says_what_it_lacks(tmp_path: Path) -> None:
+def test_an_incomplete_dflash2_draft_names_what_it_lacks(tmp_path: Path) -> None:
     path = real_files.write_draft(tmp_path, CUT_SHORT)
     with pytest.raises(ModelFileError, match=f"{path.name}: key 'dflash.conv_group_size' is missing"):
         open_draft(path)
@@ -98,7 +98,7 @@ def test_drafts_of_the_35b(
     assert draft.check(read_target(file), str(file.path)) == []
 
 
-def test_a_window_that_the_file_does_not_tell(target_file: Path, tmp_path: Path) -> None:
+def test_a_window_that_the_file_does_not_declare(target_file: Path, tmp_path: Path) -> None:
     path = real_files.write_draft(tmp_path, "buun-3.6-noSWAkeys")
     target = read_target(GGUFFile(target_file))
     draft = open_draft(path, window=2048)

@@ -102,7 +102,7 @@ def prompt(n: int) -> list[int]:
 
 def test_any_split_gives_the_same_logits_context_and_text(engine: Solo) -> None:
     ids = prompt(345)
-    logits, texts, held = [], [], []
+    logits, outputs, held = [], [], []
     for most in (7, 64, 200, 1024):
         engine.batches = BatchSizes(most)
         engine.reset()
@@ -113,11 +113,11 @@ def test_any_split_gives_the_same_logits_context_and_text(engine: Solo) -> None:
         steps = engine.generate(
             Sampler(SamplingParams(temperature=0), engine.n_vocab), max_tokens=12, mode="tree", budget=7
         )
-        texts.append([token for step in steps for token in step.tokens])
+        outputs.append([token for step in steps for token in step.tokens])
     scale = np.abs(logits[0]).max()
-    for row, text, rows in zip(logits[1:], texts[1:], held[1:], strict=True):
+    for row, text, rows in zip(logits[1:], outputs[1:], held[1:], strict=True):
         assert np.abs(row - logits[0]).max() <= 2e-5 * scale
-        assert text == texts[0]
+        assert text == outputs[0]
         for a, b in zip(rows, held[0], strict=True):
             assert np.abs(a - b).max() <= 2e-5 * np.abs(b).max()
 

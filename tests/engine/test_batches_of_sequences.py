@@ -83,7 +83,7 @@ class Job:
     sampling: dict[str, Any]
     n: int
     written: list[int] = field(default_factory=list)
-    place: Slot | None = None
+    slot: Slot | None = None
     run: Sequence | None = None
 
     @property
@@ -98,22 +98,22 @@ class Job:
 
     def join(self, engine: Solo, room: int, others: Items[Job] = (), size: int = 1) -> None:
         """Begin; others: in whose passes the prompt is prefilled, so many tokens in each, as long as they go on."""
-        self.place, at = engine.open(room), 0
+        self.slot, at = engine.open(room), 0
         while at < len(self.prompt) and (going := [job for job in others if job.run and not job.run.finish]):
             steps: list[Any] = []
 
             def beside(run: Verify, going: list[Job] = going, steps: list[Any] = steps) -> None:
                 steps += engine.step([job.run for job in going], run)
 
-            self.place.prefill(self.prompt[at : at + size], beside=beside)
+            self.slot.prefill(self.prompt[at : at + size], beside=beside)
             for job, step in zip(going, steps, strict=True):
                 assert not isinstance(step, Exception), repr(step)
                 job.written += step.tokens
             at += size
         if at < len(self.prompt):
-            self.place.prefill(self.prompt[at:])
-        self.run = self.place.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
-        self.written += self.place.first().tokens
+            self.slot.prefill(self.prompt[at:])
+        self.run = self.slot.begin(self.sampler, max_tokens=self.n, stop=lambda token: False)
+        self.written += self.slot.first().tokens
 
 
 def some_jobs(engine: Solo, n: int, seed: int) -> list[Job]:
@@ -132,14 +132,14 @@ def some_jobs(engine: Solo, n: int, seed: int) -> list[Job]:
 def write(engine: Solo, jobs: list[Job], seed: int) -> int:
     """Sequence the jobs side by side; they arrive, are parked and go on at random. Passes of several."""
     rng = np.random.default_rng(seed)
-    waiting, running, parked, together = list(jobs), list[Job](), list[tuple[Job, Any]](), 0
-    while waiting or running or parked:
+    waiting, running, preempted, together = list(jobs), list[Job](), list[tuple[Job, Any]](), 0
+    while waiting or running or preempted:
         free = len(running) < engine.parallel
-        if free and parked and rng.random() < 0.5:
-            job, snapshot = parked.pop(0)
-            job.place = engine.open(len(snapshot.tokens))
-            job.place.restore(snapshot)
-            job.place.resume(job.run)
+        if free and preempted and rng.random() < 0.5:
+            job, snapshot = preempted.pop(0)
+            job.slot = engine.open(len(snapshot.tokens))
+            job.slot.restore(snapshot)
+            job.slot.resume(job.run)
             running.append(job)
         elif free and waiting and (not running or rng.random() < 0.4):
             waiting[0].join(engine, int(rng.integers(1, 100)))
@@ -152,10 +152,10 @@ def write(engine: Solo, jobs: list[Job], seed: int) -> int:
                 assert not isinstance(step, Exception), repr(step)
                 job.written += step.tokens
             if leaves and not job.run.finish:
-                parked.append((job, job.place.snapshot()))
+                preempted.append((job, job.slot.snapshot()))
             if leaves or job.run.finish:
                 running.remove(job)
-                job.place.close()
+                job.slot.close()
     return together
 
 
@@ -170,10 +170,10 @@ def write_beside(engine: Solo, jobs: list[Job]) -> None:
             assert not isinstance(step, Exception), repr(step)
             job.written += step.tokens
     for job in jobs:
-        job.place.close()
+        job.slot.close()
 
 
-def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytest.MonkeyPatch) -> None:
+def foretell(engine: Solo, jobs: list[Job], outputs: list[list[int]], patch: pytest.MonkeyPatch) -> None:
     """Let the draft know the texts: of every depth the right token and another, either of them first."""
     drafter, rng = engine.drafter, np.random.default_rng(7)
     assert drafter is not None
@@ -181,7 +181,7 @@ def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytes
     def rows(sequence: Any) -> Rows:
         at = next(i for i, job in enumerate(jobs) if job.run and job.run is sequence)
         start = sequence.n_tokens - len(jobs[at].prompt) + 1
-        right = np.array(texts[at][start : start + drafter.depth] or [0])
+        right = np.array(outputs[at][start : start + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1).astype(np.int32)
         swapped = rng.random(len(ids)) < 0.5
         ids[swapped] = ids[swapped, ::-1]
@@ -195,7 +195,7 @@ def foretell(engine: Solo, jobs: list[Job], texts: list[list[int]], patch: pytes
 
 
 @pytest.mark.parametrize("how", ["as asked", "any plan", "foretold"])
-def test_each_text_is_what_it_is_alone(engine: Solo, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_sequence_equals_its_solo_run(engine: Solo, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = some_jobs(engine, 6, seed=3 + len(how))
     expected = [job.alone(engine) for job in jobs]
     if how != "as asked" and engine.sources:
@@ -227,7 +227,7 @@ def test_what_is_thought_after_a_pass_is_none_of_its_time(
     for step in steps:
         assert not isinstance(step, Exception) and (not thought or step.timings.tree >= 100)
     for job in jobs:
-        job.place.close()
+        job.slot.close()
 
 
 def test_the_plan_is_what_is_allocated(engine: Solo) -> None:

@@ -108,7 +108,7 @@ def test_a_lattice_is_numpys(pair: Pair, n: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
-def test_texts_stay_as_they_are(pair: Pair, mode: str) -> None:
+def test_output_is_unchanged(pair: Pair, mode: str) -> None:
     """Greedy and sampled, over steps of every kind of acceptance."""
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         plain = text(fresh(pair.engine), max_tokens=80, mode="plain", sampling=sampling)

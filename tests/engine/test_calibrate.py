@@ -78,7 +78,7 @@ def test_a_second_start_reads_what_the_first_measured(toy_pair, folder, monkeypa
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_short_text_finds_its_graphs_built(toy_pair, folder, monkeypatch, known):
+def test_a_short_sequence_finds_its_graphs_built(toy_pair, folder, monkeypatch, known):
     monkeypatch.setattr(known_costs, "WARM_SECONDS", 60.0)
     if known:
         Solo.load(config(toy_pair)).close()
@@ -154,7 +154,7 @@ def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
     assert not cache.write(MEASURED) and cache.read() is None
 
 
-def test_facts_tell_caches_apart(tmp_path):
+def test_the_cache_key_distinguishes_configurations(tmp_path):
     one, other = CostCache.of({"device": "one"}, tmp_path), CostCache.of({"device": "two"}, tmp_path)
     assert one.path != other.path and one.path == CostCache.of({"device": "one"}, tmp_path).path
 
@@ -175,11 +175,11 @@ def test_a_pass_whose_graph_was_built_first_is_not_measured(toy_pair):
 
 
 def begun(engine: Solo, mode: str):
-    place = engine.open(40)
-    place.prefill([3, 1, 4, 1, 5])
-    run = place.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), mode=mode, stop=lambda t: False)
-    place.first()
-    return place, run
+    slot = engine.open(40)
+    slot.prefill([3, 1, 4, 1, 5])
+    run = slot.begin(Sampler(SamplingParams(temperature=0), engine.n_vocab), mode=mode, stop=lambda t: False)
+    slot.first()
+    return slot, run
 
 
 def test_a_batch_does_not_count_as_a_lone_sequence(toy_pair):
@@ -227,20 +227,20 @@ def write(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_costs_say_never_changes_a_text(toy_pair, temperature):
+def test_costs_never_change_greedy_output(toy_pair, temperature):
     """In float32, with kernels that do not depend on the width."""
     with Solo.load(config(toy_pair, reference=True, type_k="f32", type_v="f32", calibrate="never")) as engine:
-        texts, widths = [], set()
+        outputs, widths = [], set()
         for mode in ("plain", "auto", "auto"):
             engine.reset()
             engine.prefill([3, 1, 4, 1, 5])
             text, used = write(engine, temperature, mode)
-            texts.append(text)
+            outputs.append(text)
             widths |= used
-        assert texts[0] == texts[1] == texts[2] and len(widths) >= 2
+        assert outputs[0] == outputs[1] == outputs[2] and len(widths) >= 2
 
 
-def test_what_costs_say_never_changes_a_distribution(toy_pair):
+def test_costs_never_change_the_distribution(toy_pair):
     """Short texts from one prompt, `auto` with other costs in each, against plain decoding with other seeds."""
     with Solo.load(config(toy_pair, calibrate="never")) as engine:
         engine.prefill([3, 1, 4, 1, 5])

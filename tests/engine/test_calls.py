@@ -106,24 +106,24 @@ def test_closing_while_another_thread_decodes(pair: tuple[Path, Path]) -> None:
 def test_two_threads(engine: Solo) -> None:
     """One is served, the other is told who is."""
     fresh(engine)
-    said, told = [], []
+    done, errors = [], []
 
     def decode() -> None:
         try:
-            said.append(text(fresh(engine), max_tokens=200, mode="tree"))
+            done.append(text(fresh(engine), max_tokens=200, mode="tree"))
         except ConfigError as error:
-            told.append(str(error))
+            errors.append(str(error))
 
     threads = [threading.Thread(target=decode) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(said) + len(told) == 4 and said
-    assert all("is running on this engine" in words for words in told)
+    assert len(done) + len(errors) == 4 and done
+    assert all("is running on this engine" in words for words in errors)
 
 
-def test_after_closing_every_call_says_so(pair: tuple[Path, Path]) -> None:
+def test_every_call_fails_by_name_after_closing(pair: tuple[Path, Path]) -> None:
     engine = Solo.load(EngineConfig(*pair, n_threads=1, n_gpu_layers=0, calibrate="never"))
     fresh(engine)
     kept = engine.snapshot()

@@ -39,8 +39,8 @@ def test_every_face_can_name_them(toy_pair: tuple[Path, Path]) -> None:
     assert LlamaOptions(str(toy_pair[0]), candidates=5).engine_config(None).n_candidates == 5
 
 
-def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path]) -> None:
-    texts = set()
+def test_the_draft_proposes_that_many_and_output_is_unchanged(toy_pair: tuple[Path, Path]) -> None:
+    outputs = set()
     for budget, asked, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
         base = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, mode="tree", reference=True)
         config = replace(base, budget=budget, candidates=asked, type_k="f32", type_v="f32")
@@ -48,11 +48,11 @@ def test_the_draft_gives_so_many_and_the_text_stays(toy_pair: tuple[Path, Path])
             engine.prefill([3, 1, 4, 1, 5])
             sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
             steps = list(engine.generate(sampler, max_tokens=60, stop=lambda t: False))
-            texts.add(tuple(t for step in steps for t in step.tokens))
+            outputs.add(tuple(t for step in steps for t in step.tokens))
             assert engine.drafter is not None
             rows = engine.drafter.propose([engine.sequence], budget)[0]
             assert rows.ids.shape == (engine.drafter.depth, n)  # type: ignore[attr-defined]
-    assert len(texts) == 1
+    assert len(outputs) == 1
 
 
 def test_a_selector_gives_as_many_as_it_was_trained_for_unless_named(tmp_path: Path) -> None:

@@ -41,16 +41,16 @@ def write(engine: Solo, n_prompt: int, n: int, mode: str) -> list[int]:
 
 
 @pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0"), ("f16", "bf16")], ids="/".join)
-def test_all_modes_write_one_text(toy_pair, types):
+def test_all_modes_give_the_same_output(toy_pair, types):
     """Which is the usual one as long as nothing is hidden, and another one later."""
     kinds = {"type_k": types[0], "type_v": types[1]}
     with load(toy_pair, **kinds) as engine:
         usual = write(engine, 20, 100, "plain"), write(engine, 700, 120, "plain")
     with load(toy_pair, fa_window=WINDOW, **kinds) as engine:
         assert write(engine, 20, 100, "plain") == usual[0] == write(engine, 20, 100, "tree")
-        texts = [write(engine, 700, 120, mode) for mode in ("plain", "tree", "chain")]
-    assert texts[0] == texts[1] == texts[2] != usual[1]
-    assert texts[0][0] == usual[1][0], "a prompt is read whole"
+        outputs = [write(engine, 700, 120, mode) for mode in ("plain", "tree", "chain")]
+    assert outputs[0] == outputs[1] == outputs[2] != usual[1]
+    assert outputs[0][0] == usual[1][0], "a prompt is read whole"
 
 
 @pytest.mark.parametrize("n_prompt", [SINKS + WINDOW - 2, SINKS + WINDOW + 1, 200, 853])
@@ -112,7 +112,7 @@ def test_every_column_sees_each_of_its_rows_once(tokens, start):
         assert sorted(arrays["window rows"][arrays["window mask"][i] == 0]) == sorted(seen)
 
 
-def test_the_start_says_that_it_changes_the_text(toy_pair, caplog):
+def test_loading_warns_that_output_changes(toy_pair, caplog):
     with load(toy_pair, fa_window=WINDOW):
         pass
     assert any("out of sight" in r.getMessage() and "80 tokens" in r.getMessage() for r in caplog.records)

@@ -34,7 +34,7 @@ def wanted(demo_target: Path) -> Iterator[MemoryNeeds]:
     device.close()
 
 
-def places(
+def n_slots(
     monkeypatch: pytest.MonkeyPatch, device: Any, wanted: MemoryNeeds, free: int, n_ctx: int = 0
 ) -> int:
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: free)
@@ -48,10 +48,10 @@ def needed(wanted: MemoryNeeds, n_states: int, n_ctx: int) -> int:
 
 
 def test_with_memory_enough(monkeypatch: pytest.MonkeyPatch, wanted: MemoryNeeds) -> None:
-    assert places(monkeypatch, GPU, wanted, 80 << 30) == 8
-    assert places(monkeypatch, CPU, wanted, 80 << 30) == 4
+    assert n_slots(monkeypatch, GPU, wanted, 80 << 30) == 8
+    assert n_slots(monkeypatch, CPU, wanted, 80 << 30) == 4
     monkeypatch.setattr(memory_planner, "SMALL", 1 << 20)
-    assert places(monkeypatch, CPU, wanted, 80 << 30) == 2
+    assert n_slots(monkeypatch, CPU, wanted, 80 << 30) == 2
 
 
 @pytest.mark.parametrize("options", [{"fa_window": 512}, {"reproducible": True}])
@@ -66,9 +66,9 @@ def test_a_context_stays_as_long(monkeypatch: pytest.MonkeyPatch, wanted: Memory
     length = n_ctx or wanted.longest
     for n_states, fewer in ((8, 4), (4, 2), (2, 1)):
         enough = needed(wanted, n_states, length)
-        assert places(monkeypatch, GPU, wanted, enough, n_ctx) == n_states
-        assert places(monkeypatch, GPU, wanted, enough - 1, n_ctx) == fewer
-    assert places(monkeypatch, GPU, wanted, needed(wanted, 1, length) - 1, length) == 1
+        assert n_slots(monkeypatch, GPU, wanted, enough, n_ctx) == n_states
+        assert n_slots(monkeypatch, GPU, wanted, enough - 1, n_ctx) == fewer
+    assert n_slots(monkeypatch, GPU, wanted, needed(wanted, 1, length) - 1, length) == 1
 
 
 def test_a_context_that_is_cut_short_loses_little(
@@ -76,7 +76,7 @@ def test_a_context_that_is_cut_short_loses_little(
 ) -> None:
     long = replace(wanted, longest=1 << 20)
     free = needed(wanted, 1, 1 << 16)
-    chosen = places(monkeypatch, GPU, long, free)
+    chosen = n_slots(monkeypatch, GPU, long, free)
     _, _, alone = long.plan(0, free, True)
     _, _, beside = long.for_sequences(chosen).plan(0, free, True)
     assert chosen > 1 and alone.n_ctx * 15 / 16 <= beside.n_ctx < alone.n_ctx
@@ -88,7 +88,7 @@ def test_an_engine_has_as_many(demo_target: Path, monkeypatch: pytest.MonkeyPatc
     with Solo.load(EngineConfig(demo_target, parallel=0, **options)) as engine:
         assert engine.parallel == 4 and engine.n_ctx == 512
         pairs = [(engine.open(64), i) for i in range(4)]
-        assert [place.state_index for place, _ in pairs] == [0, 1, 2, 3]
+        assert [slot.state_index for slot, _ in pairs] == [0, 1, 2, 3]
 
 
 def test_the_embedded_pair_takes_an_agents_prompt(

@@ -85,12 +85,12 @@ def test_what_stays_as_it_is() -> None:
 @pytest.mark.parametrize("name", ["q8_0", "q4_k"])
 def test_a_draft_gets_smaller_and_drafts(pair: tuple[Path, Path], name: str) -> None:
     config = EngineConfig(*pair, n_ctx=128, n_threads=1, mode="chain", reference=True, calibrate="never")
-    sizes, texts = [], []
+    sizes, outputs = [], []
     for type_ in (None, name):
         with Solo.load(replace(config, draft_type=type_)) as engine:
-            texts.append(text(fresh(engine), max_tokens=30))
+            outputs.append(text(fresh(engine), max_tokens=30))
             sizes.append(engine.nbytes["draft weights"])
-    assert texts[0] == texts[1]
+    assert outputs[0] == outputs[1]
     assert sizes[1] < {"q8_0": 0.62, "q4_k": 0.45}[name] * sizes[0]
 
 

@@ -103,7 +103,7 @@ def write(engine: Solo, temperature: float, n: int, **options) -> list[int]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("depth", [5, 45])
-def test_any_drafter_leaves_the_text_as_it_is(engine, temperature, depth):
+def test_any_drafter_leaves_output_unchanged(engine, temperature, depth):
     text = write(engine, temperature, 200, mode="plain")
     oracle = Oracle(text, depth, seed=1)
     engine.drafter, dflash = oracle, engine.drafter
@@ -140,7 +140,7 @@ def test_features_are_taken_in_before_others_lie_where_they_are(engine):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_any_policy_leaves_the_text_as_it_is(engine, temperature, monkeypatch):
+def test_any_policy_leaves_output_unchanged(engine, temperature, monkeypatch):
     """Asked before every step, and free to choose."""
     text = write(engine, temperature, 200, mode="plain")
     for seed in range(3):

@@ -117,8 +117,8 @@ def test_a_generation_that_was_not_begun_claims_nothing(engine):
 
 def close_during(engine, work, inside: threading.Event, go_on: threading.Event) -> BaseException | None:
     """Close the engine while `work`, in a thread of its own, stands inside a pass; what `work` raises."""
-    said: list[BaseException | None] = []
-    working = threading.Thread(target=lambda: said.append(in_thread(work)))
+    raised: list[BaseException | None] = []
+    working = threading.Thread(target=lambda: raised.append(in_thread(work)))
     working.start()
     assert inside.wait(60)
     shutting = threading.Thread(target=engine.close)
@@ -128,7 +128,7 @@ def close_during(engine, work, inside: threading.Event, go_on: threading.Event) 
     go_on.set()
     shutting.join(60)
     working.join(60)
-    return said[0]
+    return raised[0]
 
 
 def test_a_step_in_another_thread_is_waited_for_by_close(engine):

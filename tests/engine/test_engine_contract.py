@@ -35,18 +35,18 @@ def test_prefill_appends_and_leaves_logits(contracted: Any) -> None:
     assert not np.array_equal(fresh(contracted, [3, 1, 4, 1, 6]).logits, row)
 
 
-def test_prefill_tells_every_row(contracted: Any) -> None:
+def test_prefill_reports_every_row(contracted: Any) -> None:
     """The rows after each token of several batches are those of one token at a time, and the state is the same."""
     ids, rows, alone = [i % 50 for i in range(40)], [], []
     contracted.prefill(ids[:3])
     contracted.prefill(ids[3:], take_row=rows.append)
-    said = text(contracted, max_tokens=8)
+    tokens = text(contracted, max_tokens=8)
     contracted.reset()
     for token in ids:
         contracted.prefill([token])
         alone.append(contracted.logits.copy())
     np.testing.assert_allclose(rows, alone[3:], atol=2e-4)
-    assert text(contracted, max_tokens=8) == said
+    assert text(contracted, max_tokens=8) == tokens
 
 
 def test_tokens_are_a_copy(contracted: Any) -> None:
@@ -101,9 +101,9 @@ def test_prefill_can_be_stopped_between_batches(contracted: Any, batches: int) -
 
 
 def test_prefill_drops_the_pending_token(contracted: Any) -> None:
-    said = text(fresh(contracted), max_tokens=6)
+    tokens = text(fresh(contracted), max_tokens=6)
     contracted.prefill([2])
-    assert contracted.tokens == [*PROMPT, *said[:-1], 2] and contracted.pending is None
+    assert contracted.tokens == [*PROMPT, *tokens[:-1], 2] and contracted.pending is None
 
 
 # --- generate: what is refused
@@ -160,7 +160,7 @@ def test_a_full_context_is_refused(contracted: Any) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_shape_of_steps(contracted: Any, mode: Any) -> None:
     contracted.prefill(PROMPT)
-    pending, said, seen = None, [], []
+    pending, tokens, seen = None, [], []
     for step in steps(contracted, max_tokens=40, mode=mode):
         seen.append(step)
         assert step.tokens and step.rows is None
@@ -178,32 +178,32 @@ def test_the_shape_of_steps(contracted: Any, mode: Any) -> None:
             assert [int(tree.tokens[node]) for node in step.path] == [pending, *step.tokens][: len(step.path)]
         times = step.timings
         assert min(times.draft, times.tree, times.verify, times.commit, times.host) >= 0
-        said += step.tokens
+        tokens += step.tokens
         pending = step.tokens[-1]
-        assert contracted.tokens == [*PROMPT, *said[:-1]] and contracted.pending == pending
+        assert contracted.tokens == [*PROMPT, *tokens[:-1]] and contracted.pending == pending
     assert seen[0].mode == "prefill" and {step.mode for step in seen[1:]} <= KINDS[mode]
-    assert len(said) == 40 and [step.finish for step in seen] == [None] * (len(seen) - 1) + ["length"]
+    assert len(tokens) == 40 and [step.finish for step in seen] == [None] * (len(seen) - 1) + ["length"]
 
 
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "sampled"])
-def test_the_text_is_the_same_in_every_mode(contracted: Any, sampling: dict[str, Any]) -> None:
-    said = text(fresh(contracted), max_tokens=60, mode="plain", sampling=sampling)
+def test_output_is_the_same_in_every_mode(contracted: Any, sampling: dict[str, Any]) -> None:
+    tokens = text(fresh(contracted), max_tokens=60, mode="plain", sampling=sampling)
     for mode in MODES:
-        assert text(fresh(contracted), max_tokens=60, mode=mode, sampling=sampling) == said
-    assert text(fresh(contracted), max_tokens=60, budget=3, sampling=sampling) == said
-    assert len(set(said)) > 1
+        assert text(fresh(contracted), max_tokens=60, mode=mode, sampling=sampling) == tokens
+    assert text(fresh(contracted), max_tokens=60, budget=3, sampling=sampling) == tokens
+    assert len(set(tokens)) > 1
 
 
 def test_seeds_differ(contracted: Any) -> None:
-    said = [
+    tokens = [
         text(fresh(contracted), max_tokens=30, sampling={"temperature": 1.5, "seed": s}) for s in range(3)
     ]
-    assert said[0] != said[1] != said[2]
+    assert tokens[0] != tokens[1] != tokens[2]
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_a_stop_inside_a_step(contracted: Any, mode: str) -> None:
-    said = text(fresh(contracted), max_tokens=20)
+    tokens = text(fresh(contracted), max_tokens=20)
     for n in range(1, 12):
         asked: list[int] = []
 
@@ -212,9 +212,9 @@ def test_a_stop_inside_a_step(contracted: Any, mode: str) -> None:
             return len(asked) == n
 
         found = list(steps(fresh(contracted), stop=stop, mode=mode))
-        assert [t for step in found for t in step.tokens] == asked == said[:n]
+        assert [t for step in found for t in step.tokens] == asked == tokens[:n]
         assert [step.finish for step in found] == [None] * (len(found) - 1) + ["stop"]
-        assert contracted.tokens == [*PROMPT, *said[: n - 1]] and contracted.pending == said[n - 1]
+        assert contracted.tokens == [*PROMPT, *tokens[: n - 1]] and contracted.pending == tokens[n - 1]
 
 
 def test_a_token_that_ends_the_generation_ends_it(contracted: Any) -> None:
@@ -230,8 +230,8 @@ def test_cancelling_between_steps(contracted: Any, mode: str) -> None:
     contracted.prefill(PROMPT)
     found = list(steps(contracted, mode=mode, should_stop=lambda: next(answers, True)))
     assert [step.finish for step in found] == [None, None, None, "cancelled"]
-    said = [t for step in found for t in step.tokens]
-    assert contracted.tokens == [*PROMPT, *said[:-1]] and contracted.pending == said[-1]
+    tokens = [t for step in found for t in step.tokens]
+    assert contracted.tokens == [*PROMPT, *tokens[:-1]] and contracted.pending == tokens[-1]
 
 
 def test_what_has_ended_is_not_cancelled(contracted: Any) -> None:
@@ -241,16 +241,16 @@ def test_what_has_ended_is_not_cancelled(contracted: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_closing_the_generator_keeps_the_state(contracted: Any, mode: str) -> None:
-    said = text(fresh(contracted), max_tokens=50)
+    tokens = text(fresh(contracted), max_tokens=50)
     running = steps(fresh(contracted), mode=mode)
     first = [t for _ in range(4) for t in next(running).tokens]
     running.close()
     assert (
         contracted.tokens == [*PROMPT, *first[:-1]]
-        and contracted.pending == first[-1] == said[len(first) - 1]
+        and contracted.pending == first[-1] == tokens[len(first) - 1]
     )
     contracted.prefill([contracted.pending])
-    assert first + text(contracted, max_tokens=50 - len(first)) == said
+    assert first + text(contracted, max_tokens=50 - len(first)) == tokens
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -266,11 +266,11 @@ def test_rows_are_kept_when_asked_for(contracted: Any, mode: str) -> None:
     first = fresh(contracted).logits.copy()
     found = list(steps(contracted, mode=mode, keep_rows=True, max_tokens=25))
     rows = [row for step in found for row in step.rows]
-    said = [t for step in found for t in step.tokens]
+    tokens = [t for step in found for t in step.tokens]
     assert [len(step.rows) for step in found] == [len(step.tokens) for step in found]
     assert all(row.shape == (contracted.n_vocab,) and row.dtype == np.float32 for row in rows)
-    assert [int(row.argmax()) for row in rows] == said and np.array_equal(rows[0], first)
-    assert np.allclose(rows[10], fresh(contracted, [*PROMPT, *said[:10]]).logits, atol=1e-4)
+    assert [int(row.argmax()) for row in rows] == tokens and np.array_equal(rows[0], first)
+    assert np.allclose(rows[10], fresh(contracted, [*PROMPT, *tokens[:10]]).logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -283,8 +283,8 @@ def test_the_sampler_sees_the_true_history(contracted: Any, mode: str) -> None:
         return scores
 
     contracted.prefill(PROMPT)
-    said = text(contracted, mode=mode, max_tokens=30, processors=[look], sampling=SEEDED)
-    assert seen == [PROMPT + said[:n] for n in range(30)]
+    tokens = text(contracted, mode=mode, max_tokens=30, processors=[look], sampling=SEEDED)
+    assert seen == [PROMPT + tokens[:n] for n in range(30)]
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -297,15 +297,15 @@ def test_a_sampler_that_raises_leaves_the_state_whole(contracted: Any, mode: str
             raise RuntimeError("mine")
         return scores
 
-    said = text(fresh(contracted), max_tokens=40)
+    tokens = text(fresh(contracted), max_tokens=40)
     running, heard = steps(fresh(contracted), mode=mode, processors=[fail]), []
     with pytest.raises(RuntimeError, match="mine"):
         for step in running:
             heard += step.tokens
     open_end = [] if contracted.pending is None else [contracted.pending]
-    assert contracted.tokens + open_end == [*PROMPT, *heard] and heard == said[: len(heard)]
-    contracted.prefill(said[len(contracted.tokens) - len(PROMPT) : 20])
-    assert text(contracted, max_tokens=20) == said[20:]
+    assert contracted.tokens + open_end == [*PROMPT, *heard] and heard == tokens[: len(heard)]
+    contracted.prefill(tokens[len(contracted.tokens) - len(PROMPT) : 20])
+    assert text(contracted, max_tokens=20) == tokens[20:]
 
 
 # --- an interrupt inside a pass
@@ -315,7 +315,7 @@ def test_a_sampler_that_raises_leaves_the_state_whole(contracted: Any, mode: str
 def test_an_interrupt_inside_a_pass_asks_for_a_reset(
     contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any, while_: str
 ) -> None:
-    said = text(fresh(contracted), max_tokens=20)
+    tokens = text(fresh(contracted), max_tokens=20)
     running = steps(fresh(contracted), mode="plain")
     if while_ == "generate":
         next(running)
@@ -326,4 +326,4 @@ def test_an_interrupt_inside_a_pass_asks_for_a_reset(
     for call in (lambda: contracted.prefill([1]), lambda: next(steps(contracted)), contracted.snapshot):
         with pytest.raises(DeviceError, match=r"inconsistent .* call reset\(\)"):
             call()
-    assert text(fresh(contracted), max_tokens=20) == said
+    assert text(fresh(contracted), max_tokens=20) == tokens

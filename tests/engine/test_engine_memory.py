@@ -41,16 +41,16 @@ def write(engine: Solo, n: int, **options) -> list[int]:
     return [t for step in steps for t in step.tokens]
 
 
-def test_nothing_moves_and_no_graph_is_lost_while_a_text_grows(engine):
+def test_nothing_moves_and_no_graph_is_lost_while_a_sequence_grows(engine):
     """The caches of the whole context are there from the start."""
-    places = [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
+    addresses = [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
     engine.prefill(IDS[:4060])
     write(engine, 15)
     graphs = {key for key, _ in engine.passes.graphs}
     taken = engine.nbytes
     write_on(engine, 60)  # beyond 4,096 rows
     assert graphs <= {key for key, _ in engine.passes.graphs}
-    assert places == [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
+    assert addresses == [t.data for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
     assert {**engine.nbytes, "scratch": 0} == {**taken, "scratch": 0}
 
 
@@ -136,12 +136,12 @@ def test_a_closed_engine_takes_nothing(engine):
     assert engine.nbytes["scratch"] == 0
 
 
-def test_a_limit_for_a_gpu_says_once_that_it_limits_nothing_on_the_cpu(toy_pair, caplog):
+def test_a_gpu_limit_warns_once_that_it_has_no_effect_on_the_cpu(toy_pair, caplog):
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, n_gpu_layers=0, calibrate="never")
-    for limit, said in ((None, 0), (1 << 30, 1)):
+    for limit, n_warnings in ((None, 0), (1 << 30, 1)):
         caplog.clear()
         with Solo.load(replace(config, gpu_memory=limit)):
-            assert sum("gpu_memory" in r.getMessage() for r in caplog.records) == said
+            assert sum("gpu_memory" in r.getMessage() for r in caplog.records) == n_warnings
 
 
 def test_a_tied_embedding_is_copied_where_matmuls_have_a_layout_of_their_own(tmp_path):

@@ -102,7 +102,7 @@ def test_budgets(f32_target, f32_draft, budget):
     )
 
 
-def test_chain_seed_writes_the_same_text(f32_target, f32_draft):
+def test_chain_seed_gives_the_same_output(f32_target, f32_draft):
     def check(engine: Solo, prompt: str) -> None:
         assert write(engine, prompt, "tree") == write(engine, prompt, "plain")
 
@@ -111,13 +111,13 @@ def test_chain_seed_writes_the_same_text(f32_target, f32_draft):
 
 
 def test_thread_count_does_not_matter(f32_target, f32_draft):
-    texts = []
+    outputs = []
     for n in (1, 2):
         with Solo.load(
             EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True, n_threads=n)
         ) as engine:
-            texts.append(write(engine, PROMPTS[0], "tree"))
-    assert texts[0] == texts[1]
+            outputs.append(write(engine, PROMPTS[0], "tree"))
+    assert outputs[0] == outputs[1]
 
 
 def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
@@ -125,13 +125,13 @@ def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
 
     def check(engine: Solo, prompt: str) -> None:
         params = SamplingParams(temperature=0.9, repeat_penalty=1.1, seed=PROMPTS.index(prompt))
-        texts = []
+        outputs = []
         for mode in ("plain", "chain", "tree"):
             engine.reset()
             engine.prefill(engine.tokenizer.encode(prompt))
             sampler = Sampler(params, engine.n_vocab)
-            texts.append([t for s in engine.generate(sampler, max_tokens=64, mode=mode) for t in s.tokens])
-        assert texts[0] == texts[1] == texts[2]
+            outputs.append([t for s in engine.generate(sampler, max_tokens=64, mode=mode) for t in s.tokens])
+        assert outputs[0] == outputs[1] == outputs[2]
 
     for_each(
         EngineConfig(f32_target, f32_draft, type_k="f32", type_v="f32", reference=True), PROMPTS[:6], check
@@ -146,11 +146,11 @@ def test_context_end(f32_target, f32_draft):
         )
     ) as engine:
         ids = engine.tokenizer.encode(PROMPTS[0])
-        texts = []
+        outputs = []
         for mode in ("plain", "chain", "tree"):
             engine.reset()
             engine.prefill(ids)
             steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), mode=mode, stop=lambda t: False))
-            texts.append([t for s in steps for t in s.tokens])
-            assert steps[-1].finish == "length" and len(ids) + len(texts[-1]) == 100
-        assert texts[0] == texts[1] == texts[2]
+            outputs.append([t for s in steps for t in s.tokens])
+            assert steps[-1].finish == "length" and len(ids) + len(outputs[-1]) == 100
+        assert outputs[0] == outputs[1] == outputs[2]

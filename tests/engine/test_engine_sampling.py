@@ -22,7 +22,7 @@ from reference.chi_square import assert_drawn_from, assert_same_source
 from reference.engine_kit import Solo
 
 PROMPT = [3, 14, 15]
-TEXTS, LENGTH = 2500, 8  # 20,000 draws a sample
+SEQUENCES, LENGTH = 2500, 8  # 20,000 draws a sample
 BUDGET = 7
 WIDE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 SETTINGS = {
@@ -49,7 +49,7 @@ def start(engine: Solo) -> Snapshot:
 
 
 def write(
-    engine: Solo, start: Snapshot, params: SamplingParams, mode: str, seed: int, n: int = TEXTS
+    engine: Solo, start: Snapshot, params: SamplingParams, mode: str, seed: int, n: int = SEQUENCES
 ) -> tuple[np.ndarray, float]:
     """Texts int [n, LENGTH] that follow the prompt, and the mean number of tokens that a step gave."""
     sampler = Sampler(replace(params, seed=seed), engine.n_vocab)
@@ -65,7 +65,7 @@ def write(
 
 
 @pytest.fixture(scope="module")
-def plain_texts(engine: Solo, start: Snapshot) -> Callable[[str], np.ndarray]:
+def plain_outputs(engine: Solo, start: Snapshot) -> Callable[[str], np.ndarray]:
     """plain_texts(setting) are texts of plain decoding, written once."""
     written: dict[str, np.ndarray] = {}
 
@@ -100,7 +100,7 @@ def bigrams(first: np.ndarray, second: np.ndarray, n_vocab: int) -> np.ndarray:
     return np.bincount(n_vocab * first.ravel() + second.ravel(), minlength=n_vocab**2)
 
 
-def assert_same_texts(ours: np.ndarray, plain: np.ndarray, n_vocab: int) -> None:
+def assert_same_outputs(ours: np.ndarray, plain: np.ndarray, n_vocab: int) -> None:
     """Chi-square of the token frequencies at each position, and of all tokens and all bigrams together."""
     for ours_at, plain_at in zip(ours.T, plain.T, strict=True):
         assert_same_source(np.bincount(ours_at, minlength=n_vocab), np.bincount(plain_at, minlength=n_vocab))
@@ -115,16 +115,16 @@ def test_speculation_keeps_the_distribution(
     engine: Solo,
     start: Snapshot,
     rows: tuple[np.ndarray, ...],
-    plain_texts: Callable[[str], np.ndarray],
+    plain_outputs: Callable[[str], np.ndarray],
     setting: str,
     mode: str,
 ) -> None:
     """Against plain decoding over eight tokens, and against the exact distribution of the first three."""
-    assert TEXTS * LENGTH >= 20_000
+    assert SEQUENCES * LENGTH >= 20_000
     params, v = SETTINGS[setting], engine.n_vocab
     texts, tokens_per_step = write(engine, start, params, mode, seed=2)
     assert tokens_per_step > 1.2, "some drafted tokens must be accepted, or the test means nothing"
-    assert_same_texts(texts, plain_texts(setting), v)
+    assert_same_outputs(texts, plain_outputs(setting), v)
 
     sampler = Sampler(params, v)
     p1 = sampler.probs(rows[0], PROMPT)
@@ -138,7 +138,7 @@ def test_speculation_keeps_the_distribution(
 
 
 def test_a_rule_that_favours_the_draft_is_noticed(
-    engine: Solo, start: Snapshot, plain_texts: Callable[[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
+    engine: Solo, start: Snapshot, plain_outputs: Callable[[str], np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drawing once more before a rejection accepts more and loses the distribution: these tests see it."""
 
@@ -150,6 +150,6 @@ def test_a_rule_that_favours_the_draft_is_noticed(
         return walk(tree, choose_again, stop)
 
     monkeypatch.setattr(dflash_ggml.engine.accept, "walk", walk_drawing_again)
-    texts, _ = write(engine, start, WIDE, "tree", seed=2, n=TEXTS // 2)
+    texts, _ = write(engine, start, WIDE, "tree", seed=2, n=SEQUENCES // 2)
     with pytest.raises(AssertionError):
-        assert_same_texts(texts, plain_texts("temp1"), engine.n_vocab)
+        assert_same_outputs(texts, plain_outputs("temp1"), engine.n_vocab)

@@ -98,20 +98,20 @@ def test_any_commits_equal_a_fresh_prefill(engine, first_row, max_depth):
 
 
 @pytest.mark.parametrize("mode", ["plain", "chain", "tree"])
-def test_text_does_not_depend_on_where_its_rows_lie(engine, mode):
+def test_output_does_not_depend_on_cache_row_positions(engine, mode):
     """Position and slot are different things: rotation and windows follow the first, caches and masks the second."""
-    texts = []
+    outputs = []
     for first_row in (0, 1, 777):
         engine.reset()
         engine.sequence.first_row = first_row
         engine.prefill([3, 1, 4, 1, 5])
-        texts.append(greedy_tokens(engine, 120, mode=mode))
+        outputs.append(greedy_tokens(engine, 120, mode=mode))
         snapshot = engine.snapshot()
         engine.prefill([7])
         engine.restore(snapshot)
         engine.prefill([8])
-        texts[-1] += greedy_tokens(engine, 30, mode=mode)
-    assert texts[0] == texts[1] == texts[2]
+        outputs[-1] += greedy_tokens(engine, 30, mode=mode)
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_verify_leaves_the_state_alone(engine):
@@ -175,18 +175,18 @@ def test_the_draft_sees_what_was_committed(engine, between):
         np.testing.assert_allclose(ours, fresh, atol=1e-4 * np.abs(fresh).max())
 
 
-def test_the_limit_does_not_change_the_text(toy_pair):
+def test_the_limit_does_not_change_the_output(toy_pair):
     """A text in a context of just its length is the one in a longer context."""
     target, draft = toy_pair
-    ids, texts = np.random.default_rng(3).integers(0, 60, 4200).tolist(), []
+    ids, outputs = np.random.default_rng(3).integers(0, 60, 4200).tolist(), []
     for n_ctx in (4230, 1 << 20):
         config = EngineConfig(
             target, draft, n_ctx=n_ctx, type_k="f32", type_v="f32", reference=True, n_gpu_layers=0
         )
         with Solo.load(config) as e:
             e.prefill(ids)
-            texts.append(greedy_tokens(e, 30))
-    assert texts[0] == texts[1]
+            outputs.append(greedy_tokens(e, 30))
+    assert outputs[0] == outputs[1]
 
 
 def test_cancel_keeps_the_state_usable(engine):
@@ -277,7 +277,7 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
     """One that does not fit, a damaged one, one that fails late: a warning, and plain decoding. A mode that needs it says so."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF nonsense")
-    for target, draft, said in (
+    for target, draft, reason in (
         (demo_target, toy_pair[1], "does not fit"),
         (toy_pair[0], broken, "broken.gguf"),
         (toy_pair[0], tmp_path / "nowhere.gguf", "no such file"),
@@ -287,7 +287,7 @@ def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
         with Solo.load(config) as e:
             assert not e.has_draft and e.config.draft is None
         warnings = [r.message for r in caplog.records if "decoding without a draft model" in r.message]
-        assert len(warnings) == 1 and said in warnings[0]
+        assert len(warnings) == 1 and reason in warnings[0]
         with pytest.raises(
             ConfigError, match="mode tree needs a draft, and the one that was found cannot be used"
         ):
@@ -327,7 +327,7 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
         file.params = replace(file.params, sliding_window=12, window_layers=(True, False))
         return file
 
-    texts = []
+    outputs = []
     for windows in (False, True):
         if windows:
             monkeypatch.setattr("dflash_ggml.drafts.dflash.file.DraftFile.open", with_windows)
@@ -338,8 +338,8 @@ def test_a_draft_with_sliding_windows(toy_pair, monkeypatch):
             for mode in ("plain", "chain", "tree"):
                 e.reset()
                 e.prefill([5, 4, 3, 2, 1])
-                texts.append(greedy_tokens(e, 300, mode=mode))
-    assert all(text == texts[0] for text in texts)
+                outputs.append(greedy_tokens(e, 300, mode=mode))
+    assert all(text == outputs[0] for text in outputs)
 
 
 def test_a_foreign_snapshot_leaves_the_state_as_it_is(engine, demo_target):
@@ -466,7 +466,7 @@ def test_reference_kernels_mean_the_cpu(toy_pair, monkeypatch):
     ],
     ids=str,
 )
-def test_threads_yield_where_nobody_asked_for_their_number(toy_pair, monkeypatch, options, yields):
+def test_threads_yield_unless_their_number_was_given(toy_pair, monkeypatch, options, yields):
     """Whatever the mode: fewer compute while other processes want the cores."""
     monkeypatch.setattr(device, "physical_cores", lambda: 3)
     monkeypatch.setattr(device, "WINDOW", 0.0)
@@ -478,7 +478,7 @@ def test_threads_yield_where_nobody_asked_for_their_number(toy_pair, monkeypatch
         assert (e.device.threads_now < 3) == yields
 
 
-def test_a_closed_engine_says_so(toy_pair):
+def test_a_closed_engine_raises(toy_pair):
     e = Solo.load(EngineConfig(*toy_pair, n_ctx=512))
     e.close()
     with pytest.raises(DeviceError, match="closed"):

@@ -74,7 +74,7 @@ def write(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[list[int], i
 
 
 @pytest.mark.parametrize("n", [5, 40, 100])
-def test_a_text_after_one_without_numbers(repeating, n):
+def test_a_sequence_after_a_nonfinite_one(repeating, n):
     """Kernels multiply hidden rows by 0: none may hold NaN."""
     ids = (repeating.tokenizer.encode(PROMPTS[0]) * 30)[:400]
     expected = {mode: write(repeating, ids[:n], mode, 20) for mode in ("plain", "tree")}
@@ -107,11 +107,11 @@ def test_hidden_states_and_every_row(cpu, gpu):
         engine.reset()
         rows[engine], states[engine] = [], []
         engine.prefill(ids[:8], take_row=rows[engine].append)
-        said = write_on(engine, "plain", 12)
+        tokens = write_on(engine, "plain", 12)
         engine.reset()
         engine.prefill(ids[:8])
         engine.hidden_states(other, states[engine].append)
-        assert write_on(engine, "plain", 12) == said
+        assert write_on(engine, "plain", 12) == tokens
     # the largest of 65,000 logits of the first eight tokens: 0.28 on an H100
     assert np.abs(np.array(rows[cpu]) - np.array(rows[gpu])).max() < LOGITS_TOLERANCE
     a, b = (np.concatenate(states[engine]) for engine in (cpu, gpu))
@@ -199,7 +199,7 @@ def test_acceptance(cpu, gpu, capsys):
         assert abs(difference.mean()) < 3 * noise + 0.01
 
 
-def test_any_choice_of_products(cpu, gpu, capsys):
+def test_any_choice_of_matmul_kernels(cpu, gpu, capsys):
     """The measured table, ggml's own products everywhere, and random tables: logits and trees stay within the tolerances."""
     measured = measure_matmuls(gpu.device, gpu.passes.weights.values(), 1.0)
     kinds = {t.type for t in measured.timings}
@@ -256,20 +256,20 @@ def test_graphs_are_built_once(gpu):
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
-def test_text_does_not_depend_on_where_its_rows_lie(gpu, mode):
+def test_output_does_not_depend_on_cache_row_positions(gpu, mode):
     """The same kernels over the same rows, elsewhere in the caches."""
-    texts = []
+    outputs = []
     for first_row in (0, 256):
         gpu.reset()
         gpu.sequence.first_row = first_row
         gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]))
-        texts.append(write_on(gpu, mode, 64))
+        outputs.append(write_on(gpu, mode, 64))
     gpu.reset()
     gpu.sequence.first_row = 0
-    gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]) + texts[0][: fork(*texts)])
-    if texts[0] != texts[1]:
-        at = fork(*texts)
-        assert abs(gpu.logits[texts[0][at]] - gpu.logits[texts[1][at]]) < NEAR_TIE
+    gpu.prefill(gpu.tokenizer.encode(PROMPTS[2]) + outputs[0][: fork(*outputs)])
+    if outputs[0] != outputs[1]:
+        at = fork(*outputs)
+        assert abs(gpu.logits[outputs[0][at]] - gpu.logits[outputs[1][at]]) < NEAR_TIE
 
 
 def test_the_draft_sees_plain_steps(gpu):
@@ -287,13 +287,13 @@ def test_the_draft_sees_plain_steps(gpu):
 
 def test_seeded_sampling(repeating):
     """The same seed gives the same text, whatever was written before."""
-    texts = []
+    outputs = []
     for prompt in (1, 2, 1):
         repeating.reset()
         repeating.prefill(repeating.tokenizer.encode(PROMPTS[prompt]))
         sampler = Sampler(SamplingParams(temperature=0.8, seed=7), repeating.n_vocab)
-        texts.append([t for s in repeating.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
-    assert texts[0] == texts[2]
+        outputs.append([t for s in repeating.generate(sampler, max_tokens=64, mode="tree") for t in s.tokens])
+    assert outputs[0] == outputs[2]
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -324,23 +324,23 @@ def test_reduced_rows_write_what_whole_rows_write(repeating, options: dict, mode
     """The same text for a seed, whichever of the two a sampled step reads. Where nothing is filtered, sums of whole rows and of
     blocks round apart: a draw at the edge of a token may give its neighbour, with nothing to speak of between the two."""
     assert repeating.passes.reduces, "a GPU reduces its rows"
-    ids, texts = repeating.tokenizer.encode(PROMPTS[0]), []
+    ids, outputs = repeating.tokenizer.encode(PROMPTS[0]), []
     try:
         for repeating.passes.reduces in (True, False):
             repeating.reset()
             repeating.prefill(ids)
             sampler = Sampler(SamplingParams(seed=7, **options), repeating.n_vocab)
             steps = repeating.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False)
-            texts.append([t for s in steps for t in s.tokens])
+            outputs.append([t for s in steps for t in s.tokens])
     finally:
         repeating.passes.reduces = True
-    if texts[0] != texts[1]:
-        at = fork(*texts)
+    if outputs[0] != outputs[1]:
+        at = fork(*outputs)
         repeating.reset()
-        repeating.prefill(ids + texts[0][:at])
-        low, high = sorted(text[at] for text in texts)
+        repeating.prefill(ids + outputs[0][:at])
+        low, high = sorted(text[at] for text in outputs)
         sampler = Sampler(SamplingParams(seed=7, **options), repeating.n_vocab)
-        probs = sampler.probs(repeating.logits, ids + texts[0][:at])
+        probs = sampler.probs(repeating.logits, ids + outputs[0][:at])
         between = float(probs[low + 1 : high].sum())
         assert options == UNFILTERED and between < 1e-5, (at, low, high, probs[low], between, probs[high])
 

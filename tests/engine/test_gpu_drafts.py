@@ -63,7 +63,7 @@ def pair(
         yield cpu, gpu, TOLERANCE[name]
 
 
-def test_lattices_and_texts(pair: tuple[Solo, Solo, float]) -> None:
+def test_lattices_and_outputs(pair: tuple[Solo, Solo, float]) -> None:
     """The same candidates up to near-ties, and texts that no mode changes beyond what widths round."""
     cpu, gpu, tolerance = pair
     ids = np.random.default_rng(0).integers(0, cpu.n_vocab - 4, 100).tolist()
@@ -87,9 +87,9 @@ def test_lattices_and_texts(pair: tuple[Solo, Solo, float]) -> None:
     assert len(chain) == len(b.ids) + 1
     plain = text(fresh(gpu, ids), max_tokens=60, mode="plain")
     for mode in ("chain", "tree"):
-        said = text(fresh(gpu, ids), max_tokens=60, mode=mode)
-        assert len(said) == 60
-        assert tolerance > 0.2 or said[:5] == plain[:5]
+        tokens = text(fresh(gpu, ids), max_tokens=60, mode=mode)
+        assert len(tokens) == 60
+        assert tolerance > 0.2 or tokens[:5] == plain[:5]
     assert gpu.sequence.statistics.drafted > 0
 
 

@@ -78,9 +78,9 @@ def test_modes(pair: tuple[Solo, Solo, float]) -> None:
     plain = text(fresh(gpu, ids), max_tokens=48, mode="plain")
     same = 0
     for budget in (1, 7, 15, 31):
-        said = text(fresh(gpu, ids), max_tokens=48, mode="tree", budget=budget)
-        same += said[:6] == plain[:6]
-        assert len(said) == 48
+        tokens = text(fresh(gpu, ids), max_tokens=48, mode="tree", budget=budget)
+        same += tokens[:6] == plain[:6]
+        assert len(tokens) == 48
     assert same >= 2
     built = gpu.run_counts()["graphs"]
     text(fresh(gpu, ids[::-1]), max_tokens=48, mode="tree", budget=31)

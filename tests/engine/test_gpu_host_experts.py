@@ -60,7 +60,7 @@ def rows_of(engine: Solo, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layers", [1, ALL_LAYERS])
-def test_prompts_and_texts(config, whole, layers, capsys) -> None:
+def test_prompts_and_outputs(config, whole, layers, capsys) -> None:
     """Prompts that the host computes and some that it lends its matrices to; then the rows behind what plain steps and trees
     write, read anew by the engine that has all on the GPU."""
     base, most = config
@@ -76,9 +76,9 @@ def test_prompts_and_texts(config, whole, layers, capsys) -> None:
             compare(rows_of(engine, PROMPT[:n]), rows_of(whole, PROMPT[:n]))
         for mode in ("plain", "chain", "tree"):
             found = list(steps(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode, keep_rows=True))
-            said = [token for step in found for token in step.tokens]
+            tokens = [token for step in found for token in step.tokens]
             rows = np.stack([row for step in found for row in step.rows or ()])
-            compare(rows, rows_of(whole, [*PROMPT[:40], *said])[39:-1])
+            compare(rows, rows_of(whole, [*PROMPT[:40], *tokens])[39:-1])
         snapshot = fresh(engine, PROMPT).snapshot(True)
         row = engine.logits.copy()
         text(engine, max_tokens=20, mode="tree")
@@ -92,7 +92,7 @@ def test_prompts_and_texts(config, whole, layers, capsys) -> None:
     assert np.quantile(np.concatenate(off), 0.75) < most and max(worst) < ANY, (usual, worst)
 
 
-def test_texts_side_by_side(config, whole) -> None:
+def test_batched_sequences(config, whole) -> None:
     """Passes of three texts are cut like those of one."""
     base, most = config
     prompts = [PROMPT[at : at + 50 + at] for at in (0, 60, 120)]
@@ -100,8 +100,8 @@ def test_texts_side_by_side(config, whole) -> None:
         found = logits_batched(engine, prompts, ("tree", "plain", "chain"), 30)
         assert any(key[0] == "forest" and graph._split is not None for key, graph in engine.passes.graphs)
     off = []
-    for ids, (said, rows) in zip(prompts, found, strict=True):
-        theirs = rows_of(whole, said)[len(ids) - 1 :][:30]
+    for ids, (tokens, rows) in zip(prompts, found, strict=True):
+        theirs = rows_of(whole, tokens)[len(ids) - 1 :][:30]
         off.append(np.sqrt(np.mean((rows - theirs) ** 2, axis=1)) / theirs.std(axis=1))
     # a text that was written drifts further than a prompt's batches: 0.04 and 0.08 on an H100 with Q8_0
     assert np.quantile(np.concatenate(off), 0.75) < 5 * most and np.max(off) < ANY, off

@@ -145,8 +145,8 @@ def test_prompts(pair: tuple[Solo, Solo, float], parts: tuple[int, ...]) -> None
 def test_what_is_written(pair: tuple[Solo, Solo, float], mode: Any) -> None:
     """The rows behind written tokens are those of the CPU that reads the same text; accepted rows of trees move."""
     cpu, gpu, most = pair
-    said = [token for step in steps(fresh(gpu, IDS), max_tokens=80, mode="plain") for token in step.tokens]
-    foretold(gpu, said, len(IDS))
+    output = [token for step in steps(fresh(gpu, IDS), max_tokens=80, mode="plain") for token in step.tokens]
+    foretold(gpu, output, len(IDS))
     try:
         found = list(steps(fresh(gpu, IDS), max_tokens=80, mode=mode, keep_rows=True))
     finally:

@@ -58,10 +58,10 @@ def test_two_give_what_one_gives(config, one: Solo, way: str) -> None:
             a, b = (text(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in (one, two))
             assert a == b
         snapshot = fresh(two, PROMPT).snapshot(True)
-        said = text(two, max_tokens=20, mode="tree")
+        tokens = text(two, max_tokens=20, mode="tree")
         one.reset()
         one.restore(snapshot)
-        assert text(one, max_tokens=20, mode="tree") == said
+        assert text(one, max_tokens=20, mode="tree") == tokens
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -84,10 +84,10 @@ def test_batches(kind: str, pair: tuple[Path, Path], gpu: Solo) -> None:
 @pytest.mark.parametrize("mode", ["plain", "tree", "chain"])
 def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
     """The rows behind each written token are those of the same text read as a prompt; accepted rows of trees move."""
-    said = [
+    output = [
         token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
     ]
-    foretold(gpu, said, 700)
+    foretold(gpu, output, 700)
     found = list(steps(fresh(gpu, IDS[:700]), max_tokens=300, mode=mode, keep_rows=True))
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])
@@ -97,16 +97,16 @@ def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
     close(kind, rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
 
 
-def test_texts_side_by_side(kind: str, pair: tuple[Path, Path]) -> None:
+def test_batched_sequences(kind: str, pair: tuple[Path, Path]) -> None:
     """Trees and single tokens of three texts in one pass, each over its own ring."""
     prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
     with load(pair, n_batch=256, parallel=3) as gpu:
         found = logits_batched(gpu, prompts, ("tree", "plain", "chain"), 100)
         assert any(key[0] == "forest" for key, _ in gpu.passes.graphs)
     with load(pair, n_batch=256) as gpu:
-        for ids, (said, rows) in zip(prompts, found, strict=True):
+        for ids, (tokens, rows) in zip(prompts, found, strict=True):
             assert len(rows) == 100
-            close(kind, rows, rows_of(gpu, said)[len(ids) - 1 :][:100])
+            close(kind, rows, rows_of(gpu, tokens)[len(ids) - 1 :][:100])
 
 
 def test_a_snapshot(kind: str, gpu: Solo) -> None:

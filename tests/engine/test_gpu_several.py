@@ -15,7 +15,7 @@ from dflash_ggml.engine.step import Verify
 from reference.engine_kit import Solo
 
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
-N, TEXTS = 96, 6
+N, SEQUENCES = 96, 6
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +25,18 @@ def engine(demo_target: Path, demo_draft: Path) -> Iterator[Solo]:
         yield found
 
 
-def side_by_side(
+def batched(
     engine: Solo, params: list[SamplingParams], mode: Any, joined: bool = False
 ) -> list[list[int]]:
     """Texts behind the first prompts, four at a time; a place is taken again when its text has ended. joined: prompts are
     prefilled in the passes of those that are running."""
-    texts: list[list[int]] = [[] for _ in params]
+    outputs: list[list[int]] = [[] for _ in params]
     waiting, running = list(range(len(params))), dict[int, Any]()
 
     def take(steps: list[Any]) -> None:
         for i, step in zip(list(running), steps, strict=True):
             assert not isinstance(step, Exception), repr(step)
-            texts[i] += step.tokens
+            outputs[i] += step.tokens
             if step.finish:
                 running.pop(i)[0].close()
 
@@ -46,43 +46,43 @@ def side_by_side(
     while waiting or running:
         while waiting and len(running) < engine.parallel:
             i = waiting.pop(0)
-            place = engine.open(64)
+            slot = engine.open(64)
             ids = engine.tokenizer.encode(PROMPTS[i])
-            place.prefill(ids, beside=step if joined and running else None)
-            run = place.begin(
+            slot.prefill(ids, beside=step if joined and running else None)
+            run = slot.begin(
                 Sampler(params[i], engine.n_vocab), max_tokens=N - 10 * i, mode=mode, stop=lambda t: False
             )
-            texts[i] += place.first().tokens
-            running[i] = place, run
+            outputs[i] += slot.first().tokens
+            running[i] = slot, run
         step()
-    return texts
+    return outputs
 
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("mode", ["plain", "tree", "auto"])
-def test_each_text_is_what_it_is_alone(engine: Solo, mode: Any, joined: bool) -> None:
-    texts = side_by_side(engine, [GREEDY] * TEXTS, mode, joined)
-    assert [len(text) for text in texts] == [N - 10 * i for i in range(TEXTS)]
-    for prompt, text in zip(PROMPTS, texts):
+def test_each_sequence_equals_its_solo_run(engine: Solo, mode: Any, joined: bool) -> None:
+    outputs = batched(engine, [GREEDY] * SEQUENCES, mode, joined)
+    assert [len(tokens) for tokens in outputs] == [N - 10 * i for i in range(SEQUENCES)]
+    for prompt, tokens in zip(PROMPTS, outputs):
         ids = engine.tokenizer.encode(prompt)
         engine.reset()
         engine.prefill(ids)
         sampler = Sampler(GREEDY, engine.n_vocab)
-        steps = engine.generate(sampler, max_tokens=len(text), mode="plain", stop=lambda t: False)
+        steps = engine.generate(sampler, max_tokens=len(tokens), mode="plain", stop=lambda t: False)
         alone = [t for step in steps for t in step.tokens]
-        if (at := fork(text, alone)) < len(text):
+        if (at := fork(tokens, alone)) < len(tokens):
             engine.reset()
             engine.prefill([*ids, *alone[:at]])
-            assert abs(engine.logits[text[at]] - engine.logits[alone[at]]) < NEAR_TIE
+            assert abs(engine.logits[tokens[at]] - engine.logits[alone[at]]) < NEAR_TIE
 
 
-def test_drawn_texts_and_few_graphs(demo_target: Path, demo_draft: Path) -> None:
+def test_sampled_sequences_and_few_graphs(demo_target: Path, demo_draft: Path) -> None:
     """Rows are reduced on the device, each with its own text's temperature; the same steps again build no graph.
 
     Without copies: the second time they would find the first time's texts, and take other steps."""
-    params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(TEXTS)]
+    params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(SEQUENCES)]
     with Solo.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, spec=DRAFTS)) as engine:
-        first = side_by_side(engine, params, "tree")
+        first = batched(engine, params, "tree")
         built = engine.run_counts()["graphs"]
-        assert side_by_side(engine, params, "tree") == first
+        assert batched(engine, params, "tree") == first
         assert engine.run_counts()["graphs"] == built

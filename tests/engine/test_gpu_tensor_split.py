@@ -57,16 +57,16 @@ def test_two_give_what_one_gives(engines: tuple[Solo, Solo]) -> None:
         assert a[:8] == b[:8] or rounds(engines)
 
 
-def test_the_same_text_again(engines: tuple[Solo, Solo]) -> None:
+def test_repeated_runs_are_identical(engines: tuple[Solo, Solo]) -> None:
     """With new graphs, captured ones, and after a snapshot was put back. Trees follow what was learned of the draft: other widths
     round otherwise."""
     two = engines[1]
-    said = [text(fresh(two, PROMPT), max_tokens=60, mode="plain") for _ in range(4)]
-    assert said == said[:1] * 4
+    outputs = [text(fresh(two, PROMPT), max_tokens=60, mode="plain") for _ in range(4)]
+    assert outputs == outputs[:1] * 4
     snapshot = fresh(two, PROMPT).snapshot(True)
     two.reset()
     two.restore(snapshot)
-    assert text(two, max_tokens=60, mode="plain") == said[0]
+    assert text(two, max_tokens=60, mode="plain") == outputs[0]
 
 
 def test_the_plan_is_exact(engines: tuple[Solo, Solo]) -> None:

@@ -43,7 +43,7 @@ def test_they_are_what_the_output_matrix_makes_logits_of(seed: int, tmp_path: Pa
             np.testing.assert_allclose(states[i], solved, atol=2e-3)
 
 
-def test_one_text_has_one_result(contracted: Any) -> None:
+def test_one_input_has_one_result(contracted: Any) -> None:
     states = states_of(contracted, OTHER)
     fresh(contracted)
     assert np.allclose(states_of(contracted, OTHER), states, atol=1e-4)
@@ -53,7 +53,7 @@ def test_one_text_has_one_result(contracted: Any) -> None:
 @pytest.mark.parametrize("n", [5, 60, 120])
 def test_the_sequence_goes_on_as_if_nothing_had_been(contracted: Any, n: int) -> None:
     """Also where the context has no room for both, and rows must be moved out of the way (128 tokens)."""
-    said = text(fresh(contracted, OTHER), max_tokens=20)
+    tokens = text(fresh(contracted, OTHER), max_tokens=20)
     fresh(contracted, OTHER[:30])
     states_of(contracted, [i % 40 for i in range(n)])
     assert contracted.tokens == OTHER[:30]
@@ -61,7 +61,7 @@ def test_the_sequence_goes_on_as_if_nothing_had_been(contracted: Any, n: int) ->
     row = contracted.logits.copy()
     states_of(contracted, [i % 40 for i in range(n)])
     assert np.array_equal(contracted.logits, row)
-    assert text(contracted, max_tokens=20) == said
+    assert text(contracted, max_tokens=20) == tokens
 
 
 @pytest.mark.parametrize("n", [30, 110])
@@ -69,7 +69,7 @@ def test_snapshots_without_rows_stay_good(contracted: Any, n: int) -> None:
     fresh(contracted, OTHER[:20])
     short = contracted.snapshot(with_rows=False)
     contracted.prefill(OTHER[20:])
-    said = text(contracted, max_tokens=12)
+    tokens = text(contracted, max_tokens=12)
     fresh(contracted, OTHER)
     contracted.restore(short)
     long_gone = contracted.snapshot(with_rows=False)
@@ -77,7 +77,7 @@ def test_snapshots_without_rows_stay_good(contracted: Any, n: int) -> None:
     assert contracted.can_restore(short) and contracted.can_restore(long_gone)
     contracted.restore(short)
     contracted.prefill(OTHER[20:])
-    assert text(contracted, max_tokens=12) == said
+    assert text(contracted, max_tokens=12) == tokens
 
 
 def test_what_cannot_be_is_refused(contracted: Any) -> None:

@@ -77,24 +77,24 @@ def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> N
             for step in steps(fresh(engine), max_tokens=60, mode="tree", sampling=sampling)
         )
         snapshot = fresh(engine, LONG).snapshot(True)
-        said = text(engine, max_tokens=30, mode="tree")
+        tokens = text(engine, max_tokens=30, mode="tree")
         engine.reset()
         engine.restore(snapshot)
-        assert text(engine, max_tokens=30, mode="plain") == said
+        assert text(engine, max_tokens=30, mode="plain") == tokens
 
 
 def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
     """In a pass the host computes once for each of them; a device alone runs whole graphs."""
     for layers in (0, 2):
         with Solo.load(replace(config, draft=None, n_cpu_moe=layers)) as engine:
-            said, parts = text(fresh(engine), max_tokens=3, mode="plain"), []
+            tokens, parts = text(fresh(engine), max_tokens=3, mode="plain"), []
             assert all((graph._split is not None) == bool(layers) for _, graph in engine.passes.graphs)
             if engine.device.host is not None:
                 compute = engine.device.host.compute
                 monkeypatch.setattr(
                     engine.device.host, "compute", lambda part, f=compute, p=parts: p.append(1) or f(part)
                 )
-            engine.prefill(said[-1:])
+            engine.prefill(tokens[-1:])
             assert len(parts) == layers
 
 
@@ -115,7 +115,7 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
         assert "planned, not counted" not in engine.memory.against(engine.nbytes)
 
 
-def test_without_room_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
+def test_without_memory_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
     monkeypatch.setattr(cpu_offload, "free_memory", lambda: 1 << 20)
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.is_short
@@ -193,7 +193,7 @@ def test_on_the_cpu_alone_nothing_is_divided(config) -> None:
 
 def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypatch) -> None:
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS, draft=None)) as engine:
-        said = text(fresh(engine), max_tokens=10, mode="plain")
+        tokens = text(fresh(engine), max_tokens=10, mode="plain")
         host: Any = engine.device.host
         compute = host.compute
         calls: list[int] = []
@@ -206,7 +206,7 @@ def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypat
         with pytest.raises(DeviceError, match="status -1"):
             text(fresh(engine), max_tokens=10, mode="plain")
         monkeypatch.setattr(host, "compute", compute)
-        assert text(fresh(engine), max_tokens=10, mode="plain") == said
+        assert text(fresh(engine), max_tokens=10, mode="plain") == tokens
 
 
 def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:

@@ -246,7 +246,7 @@ def test_one_round_is_enough_where_ours_win_clearly(slow: SlowKernels, weights: 
 
 
 @pytest.mark.parametrize("left", [0, 3])
-def test_what_has_no_room_stays_unmeasured(
+def test_what_does_not_fit_stays_unmeasured(
     slow: SlowKernels, weights: Weights, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     """The results of the fourth pair, or the inputs, do not fit: what is known is kept, and ours are on."""
@@ -305,7 +305,7 @@ MIB = 1 << 20
         (None, [(5120, 17408)], 2048, 0),
     ],
 )
-def test_memory_of_wide_products(
+def test_memory_of_wide_matmuls(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int] | None,
     shapes: list[tuple[int, int]],

@@ -84,7 +84,7 @@ def modes(engine: Solo) -> tuple[str, ...]:
     return ("plain", "chain", "tree") if engine.sources else ("plain",)
 
 
-def test_texts_and_logits_have_the_bits_of_one_device(engines: tuple[Solo, Solo]) -> None:
+def test_outputs_and_logits_are_bitwise_those_of_one_device(engines: tuple[Solo, Solo]) -> None:
     for ids in (LONG[:1], LONG[:16], LONG):
         np.testing.assert_array_equal(*(fresh(engine, ids).logits.copy() for engine in engines))
     for mode in modes(engines[0]):
@@ -131,13 +131,13 @@ def test_snapshots_go_back_and_from_one_to_the_other(engines: tuple[Solo, Solo])
     for blocks in zip(*(snapshot.rows or () for snapshot in snapshots), strict=True):
         for a, b in zip(*(block.parts for block in blocks), strict=True):
             np.testing.assert_array_equal(a, b)
-    said = text(one, max_tokens=20, mode=last)
+    tokens = text(one, max_tokens=20, mode=last)
     for snapshot in snapshots:
         for engine in engines:
             engine.reset()
             engine.prefill(LONG[:3])
             engine.restore(snapshot)
-            assert text(engine, max_tokens=20, mode=last) == said
+            assert text(engine, max_tokens=20, mode=last) == tokens
     assert state_identity(one)[-1] == state_identity(several)[-1], "a disk cache serves both"
     with_rows = fresh(several, LONG).completed(several.snapshot(False))
     assert [block.n_tokens for block in with_rows.rows or ()] == [b.n_tokens for b in snapshots[1].rows or ()]
@@ -176,8 +176,8 @@ def test_the_memory_plan_is_exact_on_every_device(engines: tuple[Solo, Solo]) ->
     assert len(several.memory.devices) == sum(
         side is not several.device.host for side in several.device.sides
     )
-    told = str(several.memory)
-    assert all(side.label in told for side in several.device.sides if side is not several.device.host)
+    plan = str(several.memory)
+    assert all(side.label in plan for side in several.device.sides if side is not several.device.host)
     assert "planned, not counted" not in several.memory.against(several.nbytes)
 
 
@@ -223,18 +223,18 @@ def test_one_device_has_graphs_that_nothing_divides(tmp_path: Path) -> None:
         assert engine.memory.beside == () and engine.passes.placement == Placement()
 
 
-def test_layers_go_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_go_where_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that one device has no room for is loaded on two; what fits neither is refused with the device's name."""
     config = replace(config_of(tmp_path, "dflash on two"), draft=None, spec=())
     monkeypatch.setattr(memory_planner, "has_own_memory", lambda device: True)
     with Solo.load(config) as engine:
-        said, needed = text(fresh(engine, LONG), max_tokens=9, mode="plain"), engine.memory.total
+        tokens, needed = text(fresh(engine, LONG), max_tokens=9, mode="plain"), engine.memory.total
         weights = engine.memory.parts["target weights"]
     room = needed + MARGIN - weights // 4
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: 2 * room)
     with Solo.load(replace(config, **TWO)) as engine:
         assert all(plan.fits for plan in engine.memory.devices)
-        assert text(fresh(engine, LONG), max_tokens=9, mode="plain") == said
+        assert text(fresh(engine, LONG), max_tokens=9, mode="plain") == tokens
         shares = [plan.parts["target weights"] for plan in engine.memory.devices]
         assert sum(shares) == weights and max(shares) < 0.8 * weights
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)
@@ -298,7 +298,7 @@ def test_which_devices_are_taken(monkeypatch: pytest.MonkeyPatch, options: Any, 
     assert [d.name for d in placement._chosen(EngineConfig(Path("model.gguf"), **options))] == chosen
 
 
-def test_devices_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incompatible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, "CUDA0", "Vulkan0")
     for names, words in (
         (("CUDA0", "Vulkan0"), "CUDA0, Vulkan0 are of several backends"),

@@ -96,7 +96,7 @@ def test_trees_commit_and_roll_back_what_plain_decoding_writes(slot):
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_snapshot_brings_the_text_back(slot, with_rows):
+def test_a_snapshot_restores_the_sequence(slot, with_rows):
     tokens = lay(slot, LONG)
     snapshot = slot.snapshot(with_rows=with_rows)
     assert snapshot.in_draft.all() and len(snapshot.in_draft) == LONG + len(TAIL)
@@ -124,19 +124,19 @@ def test_the_prefix_cache_goes_on_and_back(slot):
     prefix = lay(slot, LONG)
     state = adopted(slot).slots.all[0]
     state.cache.put(slot.snapshot(with_rows=False))
-    texts = []
+    outputs = []
     for ending in ([7, 7, 7, 8], [9, 8], [7, 7, 7, 8]):
         ids = [*prefix, *ending]
         assert len(prefix) <= state.known(ids) < len(ids)
         state.load(ids)
         assert slot.tokens == ids
         state._has_logits = False  # decoding takes them
-        texts.append(write(slot, 4))
-    assert texts[0] == texts[2]
+        outputs.append(write(slot, 4))
+    assert outputs[0] == outputs[2]
 
 
 @pytest.mark.parametrize("mode, temperature", [("plain", 0.8), ("tree", 0.0), ("tree", 0.8), ("auto", 0.8)])
-def test_a_step_takes_no_more_of_the_host_in_a_long_text(slot, mode, temperature):
+def test_host_time_of_a_step_does_not_grow_with_length(slot, mode, temperature):
     """Memory that Python and numpy take in a step, at its peak: what is copied or made anew in proportion to the context
     would be 400 KB a list or array of its tokens."""
     params = SamplingParams(temperature=temperature, seed=3, repeat_penalty=1.1, frequency_penalty=0.1)
@@ -204,7 +204,7 @@ def test_masks_far_out(window):
 
 
 @pytest.mark.parametrize("first_row", [0, 300])
-def test_attention_is_told_which_of_many_rows_are_in_use(toy_pair, monkeypatch, first_row):
+def test_attention_gets_the_ranges_of_rows_in_use(toy_pair, monkeypatch, first_row):
     """Which changes no bit of what a tree's columns see."""
     found = []
     for spanned in (1 << 30, 256):

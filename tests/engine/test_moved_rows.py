@@ -62,22 +62,22 @@ def test_rows_of_every_type_keep_their_bits(
                 np.testing.assert_array_equal(found.reshape(data.shape), data)
 
 
-def spoil(place: Slot, rows: range) -> None:
+def spoil(slot: Slot, rows: range) -> None:
     """NaN in all bytes of cache rows."""
-    for t in place.kv.tensors().caches:
+    for t in slot.kv.tensors().caches:
         nan = np.frombuffer(b"\xff" * t.nb[1] * len(rows), np.uint8)
-        place.engine.device.write(t, nan, rows.start * t.nb[1])
+        slot.engine.device.write(t, nan, rows.start * t.nb[1])
 
 
-def steps(place: Slot, n: int) -> list[tuple[int, ...]]:
+def steps(slot: Slot, n: int) -> list[tuple[int, ...]]:
     """What steps of a text emit; how many tokens each has is the draft's part."""
-    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
-    found = place.generate(sampler, max_tokens=n, stop=lambda token: False, mode="tree")
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
+    found = slot.generate(sampler, max_tokens=n, stop=lambda token: False, mode="tree")
     return [step.tokens for step in found]
 
 
 @pytest.mark.parametrize("types", [("f32", "f32"), ("q8_0", "q4_0")], ids="/".join)
-def test_a_text_that_was_moved_goes_on(
+def test_a_moved_sequence_continues(
     toy_pair: tuple[Path, Path], device: str, types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over rows of NaN, which are no part of it, with all that the draft has seen, and by no way of the host."""
@@ -86,21 +86,21 @@ def test_a_text_that_was_moved_goes_on(
     def written(moves: list[int]) -> list[list[tuple[int, ...]]]:
         found = []
         with load(toy_pair, device, type_k=types[0], type_v=types[1], reference=True) as engine:
-            first, place = engine.open(200), engine.open(200)
-            place.prefill(IDS[:180])
-            found.append(steps(place, 20))
+            first, slot = engine.open(200), engine.open(200)
+            slot.prefill(IDS[:180])
+            found.append(steps(slot, 20))
             first.close()
             if moves:
-                spoil(place, range(place.kv.lent.stop, engine.passes.n_rows))
-            engine.passes.rows.left_in(range(place.kv.lent.stop, engine.passes.n_rows))
-            seen = engine.drafter.seen(place.sequence)
+                spoil(slot, range(slot.kv.lent.stop, engine.passes.n_rows))
+            engine.passes.rows.left_in(range(slot.kv.lent.stop, engine.passes.n_rows))
+            seen = engine.drafter.seen(slot.sequence)
             for at in moves:
-                place.kv.move(range(at, at + len(place.kv.lent)))
-            assert not moves or place.sequence.first_row == moves[-1]
-            assert seen.sum() > 180 and (engine.drafter.seen(place.sequence) == seen).all()
-            place.prefill(IDS[180:330])
-            found += [steps(place, 40), [tuple(place.tokens)]]
-            place.close()
+                slot.kv.move(range(at, at + len(slot.kv.lent)))
+            assert not moves or slot.sequence.first_row == moves[-1]
+            assert seen.sum() > 180 and (engine.drafter.seen(slot.sequence) == seen).all()
+            slot.prefill(IDS[180:330])
+            found += [steps(slot, 40), [tuple(slot.tokens)]]
+            slot.close()
             assert engine.passes.rows.longest == engine.passes.n_rows
         return found
 
@@ -111,35 +111,35 @@ def test_a_text_that_was_moved_goes_on(
 
 
 @pytest.mark.parametrize("by", [-2 * UNIT, -UNIT, UNIT])
-def test_what_lay_behind_a_text_is_no_part_of_it(toy_pair: tuple[Path, Path], device: str, by: int) -> None:
+def test_rows_behind_a_moved_sequence_are_not_read(toy_pair: tuple[Path, Path], device: str, by: int) -> None:
     """A longer text that overflowed, of whose rows some are the text's again."""
     with load(toy_pair, device) as engine:
         expected = []
         for shift in (0, by):
-            first, place = engine.open(300), engine.open(600)
+            first, slot = engine.open(300), engine.open(600)
             first.close()
-            place.prefill(IDS[:100])
-            kept = place.snapshot(with_rows=False)
-            place.prefill(IDS[100:600])
-            start = place.sequence.first_row
+            slot.prefill(IDS[:100])
+            kept = slot.snapshot(with_rows=False)
+            slot.prefill(IDS[100:600])
+            start = slot.sequence.first_row
             assert start + by >= 0
-            spoil(place, range(start + 100, start + 600))
-            place.restore(kept)
-            place.prefill(IDS[300:310])  # from here on nobody wants the rows behind
+            spoil(slot, range(start + 100, start + 600))
+            slot.restore(kept)
+            slot.prefill(IDS[300:310])  # from here on nobody wants the rows behind
             if shift:
-                place.kv.move(range(start + shift, start + shift + len(place.kv.lent)))
-            place.prefill(IDS[310:400])
-            expected.append((place.logits.tolist(), steps(place, 200)))
-            place.close()
+                slot.kv.move(range(start + shift, start + shift + len(slot.kv.lent)))
+            slot.prefill(IDS[310:400])
+            expected.append((slot.logits.tolist(), steps(slot, 200)))
+            slot.close()
         assert expected[0] == expected[1]
 
 
-def begun(place: Slot, ids: list[int]) -> Sequence:
+def begun(slot: Slot, ids: list[int]) -> Sequence:
     """A greedy text behind a prompt."""
-    place.prefill(ids)
-    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
-    run = place.begin(sampler, max_tokens=100, stop=lambda token: False)
-    place.first()
+    slot.prefill(ids)
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
+    run = slot.begin(sampler, max_tokens=100, stop=lambda token: False)
+    slot.first()
     return run
 
 
@@ -161,15 +161,15 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
             steps = engine.step(runs)
             assert (moved.sequence.first_row < start) == shift and not any(run.isolated for run in runs)
             written.append([step.tokens for step in steps])
-            for place in engine.slots:
-                place.close()
+            for slot in engine.slots:
+                slot.close()
             for rows in others:
                 pool.give_back(rows)
         assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("call", ["prefill", "hidden_states"])
-def test_nobody_moves_under_a_pass(toy_pair: tuple[Path, Path], device: str, call: str) -> None:
+def test_no_sequence_moves_during_a_pass(toy_pair: tuple[Path, Path], device: str, call: str) -> None:
     """A prompt of another thread that wants rows waits for it."""
     with load(toy_pair, device) as engine:
         pool = engine.passes.rows

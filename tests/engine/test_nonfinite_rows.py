@@ -76,8 +76,8 @@ def left_in_order(request: pytest.FixtureRequest) -> Any:
     """Slots are closed after a test, whatever came of it."""
     yield
     if "engine" in request.fixturenames:
-        for place in request.getfixturevalue("engine").slots:
-            place.close()
+        for slot in request.getfixturevalue("engine").slots:
+            slot.close()
 
 
 def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Solo:
@@ -107,20 +107,20 @@ def without_numbers(engine: Solo) -> list[int]:
     return sorted(found)
 
 
-def written(place: Slot, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
+def written(slot: Slot, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
     """The next n tokens, and the logits behind them."""
     how = {"stop": lambda token: False, "max_tokens": n, "keep_rows": True, **options}
-    found = list(place.generate(sampler(place), **how))
-    assert not place.sequence.undraftable
+    found = list(slot.generate(sampler(slot), **how))
+    assert not slot.sequence.undraftable
     return [t for step in found for t in step.tokens], np.stack([row for step in found for row in step.rows])
 
 
-def begun(place: Slot, how: dict[str, Any], mode: str, pending: int | None = None) -> Sequence:
+def begun(slot: Slot, how: dict[str, Any], mode: str, pending: int | None = None) -> Sequence:
     """A run whose first token is `pending`."""
     how = dict(how)
     options = {"keep_rows": how.pop("keep_rows", False), "mode": mode, "stop": lambda token: False}
-    run = place.begin(sampler(place, **how), max_tokens=60, **options)
-    place.first()
+    run = slot.begin(sampler(slot, **how), max_tokens=60, **options)
+    slot.first()
     if pending is not None:
         run.pending = pending
     return run
@@ -149,10 +149,10 @@ def in_all_passes(mine: Slot) -> list[Any]:
 def beside(engine: Solo, spoil: Callable[[Slot], None], state_index: int) -> list[Any]:
     """What a sequence with this state index writes, alone, after a step of both, and with the other one gone; `spoil` is called
     for another, whose slot is held meanwhile."""
-    for place in engine.slots:
-        place.close()
-    places = [engine.open(300), engine.open(300)]
-    mine, other = places[state_index], places[1 - state_index]
+    for slot in engine.slots:
+        slot.close()
+    slots = [engine.open(300), engine.open(300)]
+    mine, other = slots[state_index], slots[1 - state_index]
     mine.prefill(IDS[:70])
     other.prefill(IDS[100:170])
     spoil(other)
@@ -169,53 +169,53 @@ def same(found: list[Any], expected: list[Any]) -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def keeps_none(place: Slot, begin: int) -> None:
+def keeps_none(slot: Slot, begin: int) -> None:
     """The text is of no use if something of it has no numbers; what was before it can be had again."""
-    engine = place.engine
-    if place.n_tokens > begin:
+    engine = slot.engine
+    if slot.n_tokens > begin:
         with pytest.raises(DeviceError, match="reset"):
-            place.snapshot()
+            slot.snapshot()
     else:
-        place.snapshot()
-    place.reset()
+        slot.snapshot()
+    slot.reset()
     assert not without_numbers(engine)
-    place.prefill(IDS[100:110])
-    text(place, max_tokens=4)
+    slot.prefill(IDS[100:110])
+    text(slot, max_tokens=4)
 
 
 @pytest.mark.parametrize(("state_index", "rows"), [(0, "every"), (1, "last")])
 def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
     """Of one batch or in the first of two; what was there before goes on."""
 
-    def spoil(place: Slot) -> None:
-        kept = place.snapshot(with_rows=False)
-        text_then = text(place, max_tokens=6)
-        place.restore(kept)
+    def spoil(slot: Slot) -> None:
+        kept = slot.snapshot(with_rows=False)
+        output_then = text(slot, max_tokens=6)
+        slot.restore(kept)
         taken: list[np.ndarray] = []
         for prompt in ([BAD], [*IDS[:70], BAD, *IDS[:70]]):
             with pytest.raises(NonFiniteError, match="NaN"):
-                place.prefill(prompt, take_row=taken.append if rows == "every" else None)
+                slot.prefill(prompt, take_row=taken.append if rows == "every" else None)
             assert not without_numbers(engine)
             with pytest.raises(DeviceError, match="reset"):
-                place.prefill([1])
-            place.restore(kept)
-            assert text(place, max_tokens=6) == text_then
-            place.restore(kept)
+                slot.prefill([1])
+            slot.restore(kept)
+            assert text(slot, max_tokens=6) == output_then
+            slot.restore(kept)
         with pytest.raises(NonFiniteError):
-            place.prefill([BAD])
+            slot.prefill([BAD])
 
     same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
 
 
 @pytest.mark.parametrize(("state_index", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
 def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, Any]) -> None:
-    def spoil(place: Slot) -> None:
-        begin = place.n_tokens
-        run = begun(place, how, mode, BAD)
+    def spoil(slot: Slot) -> None:
+        begin = slot.n_tokens
+        run = begun(slot, how, mode, BAD)
         (step,) = engine.step([run])
         assert isinstance(step, NonFiniteError), step
         assert not without_numbers(engine)
-        keeps_none(place, begin)
+        keeps_none(slot, begin)
 
     same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
 
@@ -225,12 +225,12 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
     """Those beside it go on as if it had been another token."""
     found = []
     for pending in (58, BAD):
-        places = [engine.open(300) for _ in range(3)]
-        for i, place in enumerate(places):
-            place.prefill(IDS[10 * i : 10 * i + 50])
+        slots = [engine.open(300) for _ in range(3)]
+        for i, slot in enumerate(slots):
+            slot.prefill(IDS[10 * i : 10 * i + 50])
         runs = [
-            begun(place, how if i == 1 else {"keep_rows": True}, "tree" if i else mode)
-            for i, place in enumerate(places)
+            begun(slot, how if i == 1 else {"keep_rows": True}, "tree" if i else mode)
+            for i, slot in enumerate(slots)
         ]
         runs[1].pending = pending
         others, rows = [runs[0], runs[2]], [list[np.ndarray](), list[np.ndarray]()]
@@ -243,11 +243,11 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
             for i, step in enumerate(steps):
                 rows[i] += step.rows
         found.append([(run.history[50:], behind) for run, behind in zip(others, rows)])
-        for place in places:
-            place.close()
-    for (said, behind), (expected, rows_then) in zip(*found, strict=True):
-        n = min(len(said), len(expected))
-        assert n > 3 and said[:n] == expected[:n]
+        for slot in slots:
+            slot.close()
+    for (tokens, behind), (expected, rows_then) in zip(*found, strict=True):
+        n = min(len(tokens), len(expected))
+        assert n > 3 and tokens[:n] == expected[:n]
         n = min(len(behind), len(rows_then))
         np.testing.assert_allclose(behind[:n], rows_then[:n], atol=0.02 if engine.device.is_gpu else 1e-4)
 
@@ -255,14 +255,14 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any], several: bool) -> None:
     """A draft offers the token, beside one that is kept: the text is what it is without."""
-    places = [engine.open(300), engine.open(300)]
+    slots = [engine.open(300), engine.open(300)]
     found: list[list[int]] = []
     behind: list[list[np.ndarray]] = []
     for patched in (False, True):
-        for i, place in enumerate(places):
-            place.reset()
-            place.prefill(IDS[: 50 + i])
-        runs = [begun(place, how, "tree" if patched else "plain") for place in places]
+        for i, slot in enumerate(slots):
+            slot.reset()
+            slot.prefill(IDS[: 50 + i])
+        runs = [begun(slot, how, "tree" if patched else "plain") for slot in slots]
         runs = runs if several else runs[:1]
         if patched:
             offer(
@@ -279,35 +279,35 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
                 if len(run.history) > 90:
                     run.finish = "length"
             assert not without_numbers(engine), [r.sequence.tokens for r in runs]
-        texts = [run.history[50 + i + 1 :][:38] for i, run in enumerate(runs)]
+        outputs = [run.history[50 + i + 1 :][:38] for i, run in enumerate(runs)]
         # a GPU's passes of other widths round apart, which may be another draw
         if patched and not (engine.device.is_gpu and "seed" in how):
-            assert texts == found
+            assert outputs == found
         if patched:
-            for place in places:
-                place.snapshot()
+            for slot in slots:
+                slot.snapshot()
             for ours, expected in zip(rows, behind, strict=True):
                 n = min(len(ours), len(expected))
                 assert n > 30 or not ours
                 np.testing.assert_allclose(ours[:n], expected[:n], atol=0.3 if engine.device.is_gpu else 0.05)
-        found, behind = texts, rows
+        found, behind = outputs, rows
 
 
-def test_a_node_without_numbers_is_not_followed(engine: Solo, monkeypatch) -> None:
+def test_a_nonfinite_node_is_not_accepted(engine: Solo, monkeypatch) -> None:
     """Also one whose token is chosen: the text goes on from that token."""
-    place = engine.open(300)
-    place.prefill(IDS[:50])
-    run = begun(place, {}, "tree")
+    slot = engine.open(300)
+    slot.prefill(IDS[:50])
+    run = begun(slot, {}, "tree")
     tree = expand(run.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
     monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 1)
     monkeypatch.setattr(engine.passes, "choices", lambda graph: np.array([7, 0, 9], np.int32))
     accepted, _ = Acceptance(engine.passes, None, Forest([run], [tree]), [None]).walk(0)
     assert (accepted.path, accepted.tokens) == ((0,), (7,))
     assert run.nonfinite_from == 51
-    place.kv.clear_nonfinite()
+    slot.kv.clear_nonfinite()
 
 
-def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def offer(engine: Solo, outputs: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the draft of each state index offer what comes next, and, at every depth and first, the token that overflows."""
 
     def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
@@ -316,7 +316,7 @@ def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyP
 
     def one(sequence: Any) -> Rows:
         at = sequence.n_tokens + 1
-        right = np.array((texts[sequence.state_index][at : at + 3] + [1] * 3)[:3])
+        right = np.array((outputs[sequence.state_index][at : at + 3] + [1] * 3)[:3])
         ids = np.stack([np.full(3, BAD), right], axis=1).astype(np.int32)
         return Rows(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
 
@@ -325,17 +325,17 @@ def offer(engine: Solo, texts: dict[int, list[int]], monkeypatch: pytest.MonkeyP
 
 def test_hidden_states(engine: Solo) -> None:
     """The text that is there goes on."""
-    place = engine.open(300)
-    place.prefill(IDS[:40])
-    kept = place.snapshot(with_rows=False)
-    expected = written(place, 8, mode="tree")
-    place.restore(kept)
+    slot = engine.open(300)
+    slot.prefill(IDS[:40])
+    kept = slot.snapshot(with_rows=False)
+    expected = written(slot, 8, mode="tree")
+    slot.restore(kept)
     for ids in ([BAD], [*IDS[:100], BAD, 3, *IDS[:100]]):
         with pytest.raises(NonFiniteError, match="NaN"):
-            place.hidden_states(ids, lambda rows: None)
+            slot.hidden_states(ids, lambda rows: None)
         assert not without_numbers(engine)
-    place.restore(kept)
-    same([*written(place, 8, mode="tree")], [*expected])
+    slot.restore(kept)
+    same([*written(slot, 8, mode="tree")], [*expected])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -343,8 +343,8 @@ def test_hidden_states(engine: Solo) -> None:
 def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, str]) -> None:
     with load(pair, device, type_k=types[0], type_v=types[1]) as engine:
 
-        def spoil(place: Slot) -> None:
-            (step,) = engine.step([begun(place, {}, "tree", BAD)])
+        def spoil(slot: Slot) -> None:
+            (step,) = engine.step([begun(slot, {}, "tree", BAD)])
             assert isinstance(step, NonFiniteError)
 
         same(beside(engine, spoil, 0), beside(engine, lambda _: None, 0))
@@ -352,61 +352,61 @@ def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, st
 
 @pytest.mark.parametrize("window", [0, 100])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_draft_without_numbers_leaves_none(tmp_path: Path, device: str, window: int) -> None:
+def test_a_nonfinite_draft_leaves_no_nan(tmp_path: Path, device: str, window: int) -> None:
     rings = {"window": window, "full_layers": 1} if window else {}
     files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096, **rings)
     overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
     with load(files, device) as engine:
-        places = [engine.open(300), engine.open(300)]
-        for place in places:
-            place.prefill(IDS[:50])
+        slots = [engine.open(300), engine.open(300)]
+        for slot in slots:
+            slot.prefill(IDS[:50])
         assert without_numbers(engine)
-        for place in places:
-            text(place, max_tokens=4)
-            assert place.sequence.undraftable
+        for slot in slots:
+            text(slot, max_tokens=4)
+            assert slot.sequence.undraftable
         assert not without_numbers(engine)
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_draft_that_has_seen_nothing_of_the_text_leaves_none_either(tmp_path: Path, several: bool) -> None:
+def test_a_nonfinite_draft_without_context_leaves_no_nan(tmp_path: Path, several: bool) -> None:
     """A text is gone back to that was decoded without it: only the rows of its block have no numbers."""
     files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096, window=100, full_layers=1)
     overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
     with load(files) as engine:
-        places = [engine.open(300), engine.open(300)]
-        for place in places:
-            place.prefill(IDS[:50])
-            text(place, max_tokens=4)
-            kept = place.snapshot()
+        slots = [engine.open(300), engine.open(300)]
+        for slot in slots:
+            slot.prefill(IDS[:50])
+            text(slot, max_tokens=4)
+            kept = slot.snapshot()
             assert not kept.in_draft.any()
-            place.reset()
-            place.restore(replace(kept, logits=np.ones(place.n_vocab, np.float32)))
-            assert not place.sequence.undraftable
-        runs = [begun(place, {}, "tree") for place in places[: 1 + several]]
+            slot.reset()
+            slot.restore(replace(kept, logits=np.ones(slot.n_vocab, np.float32)))
+            assert not slot.sequence.undraftable
+        runs = [begun(slot, {}, "tree") for slot in slots[: 1 + several]]
         assert all(isinstance(step, Step) for step in engine.step(runs))
         assert runs[0].undraftable and not without_numbers(engine)
 
 
 @pytest.mark.parametrize("state_index", [0, 1])
 @pytest.mark.parametrize("n", [50, 700], ids=["", "the ring has gone round"])
-def test_what_a_draft_holds_behind_a_text_that_goes_on(
+def test_stale_draft_rows_behind_a_continuing_sequence(
     tmp_path: Path, monkeypatch, n: int, state_index: int
 ) -> None:
     """Nodes that are not kept overflow, and so does the block that they were drafted in: no snapshot has it, nor the caches."""
     files = toys.write_pair(tmp_path, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True)
     overflowing(files[0], "token_embd.weight", np.inf)
     with load(files, **dict.fromkeys(TYPES, "f16")) as engine:
-        place = [engine.open(900), engine.open(900)][state_index]
+        slot = [engine.open(900), engine.open(900)][state_index]
         ids = (IDS * 3)[:n]
-        place.prefill(ids)
-        expected = text(place, max_tokens=8)
-        place.reset()
-        place.prefill(ids)
-        run = begun(place, {}, "tree")
+        slot.prefill(ids)
+        expected = text(slot, max_tokens=8)
+        slot.reset()
+        slot.prefill(ids)
+        run = begun(slot, {}, "tree")
         offer(engine, {state_index: ids + expected}, monkeypatch)
         propose = engine.drafter.propose
 
-        def spoilt(sequences: Any, *args: Any) -> list[Rows]:
+        def with_nans(sequences: Any, *args: Any) -> list[Rows]:
             """As the real one, whose block lies behind the text."""
             rows, drafter = propose(sequences, *args), engine.drafter
             (sequence,) = sequences
@@ -419,15 +419,15 @@ def test_what_a_draft_holds_behind_a_text_that_goes_on(
                         engine.device.write(t, np.full(t.nb[1] // 2, np.nan, np.float16), row * t.nb[1])
             return rows
 
-        monkeypatch.setattr(engine.drafter, "propose", spoilt)
+        monkeypatch.setattr(engine.drafter, "propose", with_nans)
         (step,) = engine.step([run])
-        assert isinstance(step, Step) and step.n_draft and not place.sequence.inconsistent
+        assert isinstance(step, Step) and step.n_draft and not slot.sequence.inconsistent
         assert not without_numbers(engine)
         monkeypatch.undo()
         while run.finish is None and len(run.history) < n + 8:
             assert isinstance(engine.step([run])[0], Step)
         assert run.history[n : n + 8] == expected
-        for part in place.snapshot().rings:
+        for part in slot.snapshot().rings:
             assert np.isfinite(part.view(np.float16)).all()
 
 
@@ -437,10 +437,10 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
     files = toys.write_pair(tmp_path, 5, window=100, full_layers=1, head_dim=128, n_ctx=4096, own_tables=True)
     overflowing(files[0], "token_embd.weight", np.inf)
     with load(files, device) as engine:
-        place = [engine.open(300), engine.open(300)][1]
+        slot = [engine.open(300), engine.open(300)][1]
         assert engine.drafter.rings
         with pytest.raises(NonFiniteError):
-            place.prefill([*IDS[100:150], BAD, *IDS[150:170]])
+            slot.prefill([*IDS[100:150], BAD, *IDS[150:170]])
         assert not without_numbers(engine)
 
 
@@ -454,36 +454,36 @@ def test_rows_that_are_only_held_on_a_cpu(
     with load(pair, type_k=kv, type_v=kv) as engine:
 
         def beside_one(value: float | None) -> list[Any]:
-            places = [engine.open(300), engine.open(300)]
-            mine, other = places[state_index], places[1 - state_index]
+            slots = [engine.open(300), engine.open(300)]
+            mine, other = slots[state_index], slots[1 - state_index]
             mine.prefill(IDS[:70])
             other.prefill(IDS[100:170])
             if value is not None:
                 hold(other, value)
             found = in_all_passes(mine)
-            for place in places:
-                place.close()
+            for slot in slots:
+                slot.close()
             return found
 
         same(beside_one(value), beside_one(None))
 
 
 @pytest.mark.parametrize("n_keys", [1, 8])
-def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path], n_keys: int) -> None:
+def test_keys_that_overflow_in_unread_rows_on_a_cpu(pair: tuple[Path, Path], n_keys: int) -> None:
     """Their text goes on in numbers, or ends with the error; nobody beside it hears of it."""
     with load(pair, type_k="f16", type_v="f16", mode="plain") as engine:
 
         def beside_one(number: int, value: float | None) -> np.ndarray:
             """The logits of a text beside one of whose keys this number is `value`."""
-            places, rows = [engine.open(300), engine.open(300)], list[np.ndarray]()
-            for i, place in enumerate(places):
-                place.prefill(IDS[100 * i : 100 * i + 70])
+            slots, rows = [engine.open(300), engine.open(300)], list[np.ndarray]()
+            for i, slot in enumerate(slots):
+                slot.prefill(IDS[100 * i : 100 * i + 70])
             if value is not None:
-                overflow(places[1], range(30, 30 + n_keys), number, value)
-            runs = [begun(place, {"keep_rows": True}, "plain") for place in places]
+                overflow(slots[1], range(30, 30 + n_keys), number, value)
+            runs = [begun(slot, {"keep_rows": True}, "plain") for slot in slots]
             for i in range(8):
                 if i == 6:
-                    places[1].sequence.pending = BAD
+                    slots[1].sequence.pending = BAD
                 mine, *other = engine.step(runs)
                 rows += mine.rows
                 if other and isinstance(other[0], Step):
@@ -491,10 +491,10 @@ def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path],
                 elif other:
                     assert isinstance(other[0], NonFiniteError) and (i == 6 or value is not None)
                     del runs[1]
-                    places[1].reset()
+                    slots[1].reset()
                     assert not without_numbers(engine)
-            for place in places:
-                place.close()
+            for slot in slots:
+                slot.close()
             return np.stack(rows)
 
         expected = beside_one(0, None)
@@ -503,38 +503,38 @@ def test_keys_that_overflow_where_nobody_looks_on_a_cpu(pair: tuple[Path, Path],
                 np.testing.assert_allclose(beside_one(number, value), expected, atol=2e-3)
 
 
-def overflow(place: Slot, tokens: range, number: int, value: float) -> None:
+def overflow(slot: Slot, tokens: range, number: int, value: float) -> None:
     """Let a number of these tokens' keys, which are float16, be `value`."""
-    keys = place.engine.passes.state.kv.slices[0]
+    keys = slot.engine.passes.state.kv.slices[0]
     for at in tokens:
-        offset = (place.sequence.first_row + at) * keys.nb[1] + 2 * number
-        place.engine.device.write(keys, np.array([value], np.float16), offset)
-    assert len(without_numbers(place.engine)) == len(tokens)
+        offset = (slot.sequence.first_row + at) * keys.nb[1] + 2 * number
+        slot.engine.device.write(keys, np.array([value], np.float16), offset)
+    assert len(without_numbers(slot.engine)) == len(tokens)
 
 
 @pytest.mark.parametrize("ends", ["reset", "restore"])
-def test_keys_that_nobody_noticed_go_with_their_text(pair: tuple[Path, Path], ends: str) -> None:
+def test_unnoticed_nonfinite_keys_are_cleared_with_their_sequence(pair: tuple[Path, Path], ends: str) -> None:
     """However long before they were written: once it has ended with the error and is forgotten nothing of it is left."""
     with load(pair, type_k="f16", type_v="f16", mode="plain") as engine:
-        place = [engine.open(300), engine.open(300)][1]
-        place.prefill(IDS[:10])
-        kept = place.snapshot()
-        place.prefill(IDS[:60])
-        overflow(place, range(30, 31), 9, np.inf)
-        (step,) = engine.step([begun(place, {}, "plain", BAD)])
-        assert isinstance(step, NonFiniteError) and place.sequence.inconsistent
-        place.reset() if ends == "reset" else place.restore(kept)
+        slot = [engine.open(300), engine.open(300)][1]
+        slot.prefill(IDS[:10])
+        kept = slot.snapshot()
+        slot.prefill(IDS[:60])
+        overflow(slot, range(30, 31), 9, np.inf)
+        (step,) = engine.step([begun(slot, {}, "plain", BAD)])
+        assert isinstance(step, NonFiniteError) and slot.sequence.inconsistent
+        slot.reset() if ends == "reset" else slot.restore(kept)
         assert not without_numbers(engine)
 
 
-def hold(place: Slot, value: float) -> None:
+def hold(slot: Slot, value: float) -> None:
     """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
-    engine, tensors, state = place.engine, place.kv.tensors(), place.engine.passes.state
+    engine, tensors, state = slot.engine, slot.kv.tensors(), slot.engine.passes.state
     parts = [
-        (t, place.sequence.first_row * t.nb[1], (place.n_tokens + engine.over) * t.nb[1])
+        (t, slot.sequence.first_row * t.nb[1], (slot.n_tokens + engine.over) * t.nb[1])
         for t in tensors.caches
     ]
-    parts += [(t, place.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
+    parts += [(t, slot.state_index * n * t.nb[1], n * t.nb[1]) for t, n, _ in tensors.rings]
     parts += [(t, 0, int(np.prod(list(t.ne))) * 4) for part in tensors.live for t in part]
     if state.features.tensor is not None:
         parts += [(state.features.tensor, 0, state.features.nbytes)]

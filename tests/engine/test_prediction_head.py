@@ -92,7 +92,7 @@ def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Solo) -> None
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
-def test_texts_stay_as_they_are(engine: Solo, mode: str) -> None:
+def test_output_is_unchanged(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         plain = text(fresh(engine), max_tokens=80, mode="plain", sampling=sampling)
         assert text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling) == plain

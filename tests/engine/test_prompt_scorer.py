@@ -158,7 +158,7 @@ def test_a_scorer_that_is_none(
                 Engine.load(named)
 
 
-def test_a_scorer_without_room(
+def test_a_scorer_that_does_not_fit(
     folder: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = toys.write_pair(folder, 11)[0]

@@ -82,7 +82,7 @@ def test_every_mode_writes_what_plain_does_with_the_same_types(
         assert [t.type for t in kinds] == [expected.k, expected.v] * (len(kinds) // 2)
 
 
-def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> None:
+def test_float32_weights_and_real_text(f32_target: Path, f32_draft: Path) -> None:
     config = EngineConfig(
         f32_target,
         f32_draft,
@@ -105,10 +105,10 @@ def test_float32_weights_and_a_real_text(f32_target: Path, f32_draft: Path) -> N
 @pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("q5_1", "bf16")], ids="/".join)
 def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> None:
     with Solo.load(replace(base, type_k=pair[0], type_v=pair[1])) as engine:
-        said = text(fresh(engine, LONG), max_tokens=40, mode="tree")
+        tokens = text(fresh(engine, LONG), max_tokens=40, mode="tree")
         snapshot = engine.snapshot()
         before = rows(engine)
-        pending = said[-1:]
+        pending = tokens[-1:]
         engine.prefill(pending)
         onwards = text(engine, max_tokens=40, mode="tree")
         fresh(engine, LONG[::-1] * 3)
@@ -123,18 +123,18 @@ def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
     target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
     config = replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")
     with Solo.load(config) as engine:
-        said = text(fresh(engine, LONG), max_tokens=120, mode="tree")
+        tokens = text(fresh(engine, LONG), max_tokens=120, mode="tree")
         snapshot = engine.snapshot()
-        engine.prefill(said[-1:])
+        engine.prefill(tokens[-1:])
         onwards = [step.tokens for step in steps(engine, max_tokens=60, mode="tree")]
         fresh(engine, LONG[::-1] * 3)
         engine.restore(snapshot)
-        engine.prefill(said[-1:])
+        engine.prefill(tokens[-1:])
         assert [step.tokens for step in steps(engine, max_tokens=60, mode="tree")] == onwards
         assert len(onwards) < 60, "nothing was accepted"
 
 
-def test_a_text_beside_leaves_every_bit(base: EngineConfig) -> None:
+def test_a_batched_sequence_leaves_every_bit(base: EngineConfig) -> None:
     """Hidden states are computed in rows behind those held, and at the context's end in theirs, which are copied away."""
     with Solo.load(replace(base, type_k="q5_0", type_v="q4_1", draft=None)) as engine:
         fresh(engine, LONG * 3)
@@ -162,20 +162,20 @@ def test_a_conversation_goes_on_from_cached_rows(demo_target: Path, demo_draft: 
     asked = [[{"role": "user", "content": f"{n} apples. " * 20}] for n in ("Three", "Four")]
     answer = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And pears?"}]
     plan = [asked[0], asked[1], asked[0] + answer]
-    said: list[list[str]] = []
+    answers: list[list[str]] = []
     cached = []
     for nbytes in (0, 1 << 28):
         with Solo.load(config) as engine:
             session = Session(engine, cache_bytes=nbytes)
-            said.append([])
+            answers.append([])
             for messages in plan:
                 request = ChatRequest(
                     messages=messages, max_tokens=12, sampling=SamplingParams(temperature=0)
                 )
                 events = list(run_chat(session, request))
-                said[-1].append("".join(e.text for e in events if isinstance(e, TextDelta)))
+                answers[-1].append("".join(e.text for e in events if isinstance(e, TextDelta)))
                 cached.append(next(e for e in events if isinstance(e, Begin)).cached_n)
-    assert said[0] == said[1]
+    assert answers[0] == answers[1]
     assert cached[-1] > cached[2]
 
 
@@ -253,8 +253,8 @@ def test_a_tree_leaves_the_rows_that_plain_decoding_writes(base: EngineConfig) -
         kv = len(engine.passes.state.kv.slices)
         found = []
         for mode in ("plain", "tree"):
-            said = text(fresh(engine, LONG), max_tokens=100, mode=mode)
-            found.append((said, [np.frombuffer(part, np.uint8) for part in rows(engine)[:kv]]))
+            tokens = text(fresh(engine, LONG), max_tokens=100, mode=mode)
+            found.append((tokens, [np.frombuffer(part, np.uint8) for part in rows(engine)[:kv]]))
         (plain, ours), (tree, theirs) = found
         assert plain == tree
         # a tree's delta net sums in another order: now and then a value is rounded the other way

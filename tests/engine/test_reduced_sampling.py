@@ -96,7 +96,7 @@ def write(engine: Solo, params: SamplingParams, mode: str, n: int = 60, processo
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_seed_gives_the_same_text(
+def test_a_seed_gives_the_same_output(
     pair: dict[bool, Solo], fetches: Fetches, setting: str, mode: str
 ) -> None:
     params, share = SETTINGS[setting]
@@ -122,7 +122,7 @@ def test_a_seed_gives_the_same_text(
     ],
     ids=["greedy", "regex", "JSON"],
 )
-def test_a_grammar_gives_the_same_text(
+def test_a_grammar_gives_the_same_output(
     pair: dict[bool, Solo], fetches: Fetches, spec: GrammarSpec, temperature: float, share: float
 ) -> None:
     """The grammar is asked about kept tokens only; where the others could matter the row is fetched, of JSON's first
@@ -133,15 +133,15 @@ def test_a_grammar_gives_the_same_text(
 
     params = SamplingParams(temperature=temperature, seed=5)
     for mode in ("plain", "tree"):
-        texts = {}
+        outputs = {}
         for on, engine in pair.items():
             fetches.rows = 0
             ends = engine.tokenizer.eog_ids
-            texts[on], _ = write(engine, params, mode, 60, [rules], stop=lambda t, ends=ends: t in ends)
+            outputs[on], _ = write(engine, params, mode, 60, [rules], stop=lambda t, ends=ends: t in ends)
             if on:
                 n_rows = fetches.rows
-        assert texts[True] == texts[False]
-        assert n_rows <= 1 + share * len(texts[True])
+        assert outputs[True] == outputs[False]
+        assert n_rows <= 1 + share * len(outputs[True])
 
 
 def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Solo], fetches: Fetches) -> None:
@@ -183,7 +183,7 @@ def write_on(engine: Solo, n: int) -> list[int]:
     return [t for s in steps for t in s.tokens]
 
 
-TEXTS, LENGTH = 1000, 5
+SEQUENCES, LENGTH = 1000, 5
 
 
 @pytest.fixture(scope="module")
@@ -206,22 +206,22 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
 def test_the_distribution_is_kept(toy: Solo, params: SamplingParams) -> None:
     """Texts drawn from reduced rows of trees against texts drawn from whole rows, seeds apart."""
     start, v = toy.snapshot(), toy.n_vocab
-    texts = {}
+    outputs = {}
     for on in (True, False):
         toy.passes.reduces = on
         sampler, written = Sampler(replace(params, seed=1 + on), v), []
-        for _ in range(TEXTS):
+        for _ in range(SEQUENCES):
             toy.restore(start)
             steps = toy.generate(sampler, max_tokens=LENGTH, mode="tree", stop=lambda t: False)
             written.append([t for s in steps for t in s.tokens])
-        texts[on] = np.array(written)
+        outputs[on] = np.array(written)
     toy.restore(start)
     for at in range(LENGTH):
-        assert_same_source(*(np.bincount(texts[on][:, at], minlength=v) for on in texts))
-    assert_same_source(*(np.bincount(texts[on].ravel(), minlength=v) for on in texts))
+        assert_same_source(*(np.bincount(outputs[on][:, at], minlength=v) for on in outputs))
+    assert_same_source(*(np.bincount(outputs[on].ravel(), minlength=v) for on in outputs))
     pairs = [
-        np.unique(texts[on][:, :-1].ravel() * v + texts[on][:, 1:].ravel(), return_counts=True)
-        for on in texts
+        np.unique(outputs[on][:, :-1].ravel() * v + outputs[on][:, 1:].ravel(), return_counts=True)
+        for on in outputs
     ]
     both = np.union1d(pairs[0][0], pairs[1][0])
     counts = [np.zeros(len(both), np.int64) for _ in pairs]

@@ -60,7 +60,7 @@ def test_each_proposes_what_it_does_alone(engine: Solo, files: tuple[Path, Path]
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
-def test_texts_stay_as_they_are(engine: Solo, mode: str) -> None:
+def test_output_is_unchanged(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
         plain = text(fresh(engine), max_tokens=70, mode="plain", sampling=sampling)
         assert text(fresh(engine), max_tokens=70, mode=mode, sampling=sampling) == plain
@@ -110,7 +110,7 @@ def test_one_node_for_a_token_of_both() -> None:
     assert tree.n_nodes == 4 and tree.tokens[1:].tolist() == [5, 7, 8, 6]
 
 
-def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_taps_that_are_not_contiguous(files: tuple[Path, Path], tmp_path: Path) -> None:
     other = toys.write_pair(tmp_path, 32, taps=(1,))[1]
     wide = toys.write_pair(tmp_path, 33, taps=(0, 2))[1]
     with pytest.raises(ConfigError, match="taps must be contiguous"):
@@ -118,7 +118,7 @@ def test_taps_that_do_not_stand_together(files: tuple[Path, Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_with_copies_too(files: tuple[Path, Path], temperature: float) -> None:
+def test_with_prompt_lookup_too(files: tuple[Path, Path], temperature: float) -> None:
     with Solo.load(config(files, spec=("dflash2", "mtp", "suffix"))) as engine:
         ids = [3, 1, 4, 1, 5, 9, 2, 6] * 4
         options = {"max_tokens": 60, "sampling": {"temperature": temperature, "seed": 2}}

@@ -46,7 +46,7 @@ class Job:
     n: int
     mode: Any = None
     written: list[int] = field(default_factory=list)
-    place: Slot | None = None
+    slot: Slot | None = None
     run: Sequence | None = None
 
     def sampler(self, engine: Solo) -> Sampler:
@@ -59,12 +59,12 @@ class Job:
         return [t for step in engine.generate(self.sampler(engine), **options) for t in step.tokens]
 
     def join(self, engine: Solo) -> None:
-        self.place = engine.open(len(self.prompt) + 20)
-        self.place.prefill(self.prompt)
-        self.run = self.place.begin(
+        self.slot = engine.open(len(self.prompt) + 20)
+        self.slot.prefill(self.prompt)
+        self.run = self.slot.begin(
             self.sampler(engine), max_tokens=self.n, mode=self.mode, stop=lambda token: False
         )
-        self.written += self.place.first().tokens
+        self.written += self.slot.first().tokens
 
 
 def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
@@ -89,13 +89,13 @@ def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
 def write_all(engine: Solo, jobs: list[Job], seed: int) -> None:
     """Sequence the jobs side by side; they arrive and are parked at random."""
     rng = np.random.default_rng(seed)
-    waiting, running, parked = list(jobs), [], []
-    while waiting or running or parked:
-        if parked and rng.random() < 0.5 and len(running) < engine.parallel:
-            job, snapshot = parked.pop()
-            job.place = engine.open(len(snapshot.tokens))
-            job.place.restore(snapshot)
-            job.place.resume(job.run)
+    waiting, running, preempted = list(jobs), [], []
+    while waiting or running or preempted:
+        if preempted and rng.random() < 0.5 and len(running) < engine.parallel:
+            job, snapshot = preempted.pop()
+            job.slot = engine.open(len(snapshot.tokens))
+            job.slot.restore(snapshot)
+            job.slot.resume(job.run)
             running.append(job)
         if waiting and rng.random() < 0.4 and len(running) < engine.parallel:
             waiting[0].join(engine)
@@ -103,18 +103,18 @@ def write_all(engine: Solo, jobs: list[Job], seed: int) -> None:
         steps = engine.step([job.run for job in running])
         for job, step in zip(list(running), steps, strict=True):
             if isinstance(step, NoRoomError):
-                parked.append((job, job.place.snapshot()))
+                preempted.append((job, job.slot.snapshot()))
             else:
                 assert not isinstance(step, Exception), step
                 job.written += step.tokens
             if isinstance(step, NoRoomError) or step.finish or rng.random() < 0.02:
                 if not isinstance(step, NoRoomError) and not step.finish:
-                    parked.append((job, job.place.snapshot()))
+                    preempted.append((job, job.slot.snapshot()))
                 running.remove(job)
-                job.place.close()
+                job.slot.close()
 
 
-def test_each_text_is_what_it_is_alone(several: Solo) -> None:
+def test_each_sequence_equals_its_solo_run(several: Solo) -> None:
     jobs = some_jobs(9, seed=1)
     jobs = [job for job in jobs if job.n > 1]
     expected = [job.alone(several) for job in jobs]
@@ -130,8 +130,8 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
     first, second = (Job([3, 1, 4, i], {"temperature": 0}, 30) for i in (1, 2))
     expected = first.alone(several)
     first.join(several)
-    second.place = several.open(40)
-    second.place.prefill(second.prompt)
+    second.slot = several.open(40)
+    second.slot.prefill(second.prompt)
 
     def broken(ids: Any, row: Any) -> Any:
         if len(ids) > len(second.prompt) + 4:
@@ -139,8 +139,8 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
         return row
 
     sampler = Sampler(SamplingParams(temperature=0), several.n_vocab, (broken,))
-    second.run = second.place.begin(sampler, max_tokens=30, stop=lambda token: False)
-    second.place.first()
+    second.run = second.slot.begin(sampler, max_tokens=30, stop=lambda token: False)
+    second.slot.first()
     errors = []
     while first.run.finish is None:
         runs = [first.run] if errors else [first.run, second.run]
@@ -148,38 +148,38 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
         first.written += steps[0].tokens
         errors += [step for step in steps if isinstance(step, Exception)]
     assert [type(error) for error in errors] == [ZeroDivisionError] and first.written == expected
-    first.place.close(), second.place.close()
+    first.slot.close(), second.slot.close()
 
 
 def test_slots_of_an_engine_and_rows_are_lent_and_given_back(several: Solo) -> None:
-    places = [several.open(N_CTX // 2) for _ in range(4)]
-    assert len({place.sequence.state_index for place in places}) == 4
-    taken = sorted((p.sequence.first_row, p.sequence.end_row) for p in places)
+    slots = [several.open(N_CTX // 2) for _ in range(4)]
+    assert len({slot.sequence.state_index for slot in slots}) == 4
+    taken = sorted((p.sequence.first_row, p.sequence.end_row) for p in slots)
     assert all(a[1] <= b[0] for a, b in pairwise(taken))
     with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.open()
     with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.prefill([1])
-    places[1].prefill([1] * 10)
-    assert places[2].grow(N_CTX)  # the others make room
-    assert not places[1].grow(N_CTX) and places[1].room > 0
+    slots[1].prefill([1] * 10)
+    assert slots[2].grow(N_CTX)  # the others make room
+    assert not slots[1].grow(N_CTX) and slots[1].room > 0
     with pytest.raises(NoRoomError, match="no cache rows for"):
-        places[1].prefill([1] * (N_CTX - 10))
-    for place in (places[0], *places[2:]):
-        place.close()
-    assert places[1].grow(N_CTX) and places[1].tokens == [1] * 10
-    row = places[1].logits.copy()
-    places[1].prefill([2])
-    places[1].close()
+        slots[1].prefill([1] * (N_CTX - 10))
+    for slot in (slots[0], *slots[2:]):
+        slot.close()
+    assert slots[1].grow(N_CTX) and slots[1].tokens == [1] * 10
+    row = slots[1].logits.copy()
+    slots[1].prefill([2])
+    slots[1].close()
     with pytest.raises(DeviceError, match="this slot is closed"):
-        places[1].prefill([1])
+        slots[1].prefill([1])
     several.prefill([1] * 10)
     assert several.logits.argmax() == row.argmax()
     several.reset()
 
 
 @pytest.mark.parametrize("apart", [APART, CLOSE], ids=["apart", "close"])
-def test_texts_that_grow_past_each_other(
+def test_sequences_that_outgrow_each_other(
     several: Solo, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
@@ -190,7 +190,7 @@ def test_texts_that_grow_past_each_other(
         for i, (n, mode) in enumerate(zip(lengths, ("tree", "plain", "tree")))
     ]
     expected = [job.alone(several) for job in jobs]
-    monkeypatch.setattr(KvRows, "move", lambda place, to: (whole(place, to), moved.append(to)))
+    monkeypatch.setattr(KvRows, "move", lambda slot, to: (whole(slot, to), moved.append(to)))
     for job in jobs:
         job.join(several)
     while going := [job for job in jobs if job.run.finish is None]:
@@ -198,17 +198,17 @@ def test_texts_that_grow_past_each_other(
             assert not isinstance(step, Exception), step
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
-    assert moved and sum(len(job.place.kv.lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
+    assert moved and sum(len(job.slot.kv.lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
     for job in jobs:
-        job.place.close()
+        job.slot.close()
     assert several.passes.rows.longest == several.passes.n_rows
     several.reset()
 
 
-def test_a_closed_place_steps_no_more(several: Solo) -> None:
+def test_a_closed_slot_steps_no_more(several: Solo) -> None:
     job = Job([5, 6], {"temperature": 0}, 20)
     job.join(several)
-    job.place.close()
+    job.slot.close()
     (error,) = several.step([job.run])
     assert isinstance(error, ConfigError) and "resume it" in str(error)
 
@@ -236,7 +236,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
         several.step([job.run for job in jobs])
     monkeypatch.undo()
     inconsistent = 0 if part == "verify" else 1
-    assert [job.place.sequence.inconsistent for job in jobs] == [inconsistent == 0, inconsistent == 1]
+    assert [job.slot.sequence.inconsistent for job in jobs] == [inconsistent == 0, inconsistent == 1]
     steps = several.step([job.run for job in jobs])
     assert "inconsistent after an interrupt" in str(steps[inconsistent])
     other = jobs[1 - inconsistent]
@@ -245,14 +245,14 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
         other.written += several.step([other.run])[0].tokens
     # a token of the interrupted step may be in the text, though nobody was told
     assert other.run.history[3:] == expected[1 - inconsistent]
-    jobs[inconsistent].place.reset()
-    jobs[inconsistent].place.prefill(jobs[inconsistent].prompt)
-    jobs[inconsistent].place.close()
-    jobs[1 - inconsistent].place.close()
+    jobs[inconsistent].slot.reset()
+    jobs[inconsistent].slot.prefill(jobs[inconsistent].prompt)
+    jobs[inconsistent].slot.close()
+    jobs[1 - inconsistent].slot.close()
     assert jobs[inconsistent].alone(several) == expected[inconsistent]
 
 
-def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
+def test_nan_stays_in_its_own_sequence(several: Solo) -> None:
     """A text whose state has become NaN beside others is read again, as it may be theirs; alone it ends with an error. Those
     beside it, and the next one in its place, do not hear of it."""
     jobs = [
@@ -262,7 +262,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
     expected = [job.alone(several) for job in jobs]
 
     def damage() -> None:
-        for t in several.passes.state.live(jobs[1].place.state_index):
+        for t in several.passes.state.live(jobs[1].slot.state_index):
             several.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
 
     for job in jobs:
@@ -273,13 +273,13 @@ def test_numbers_that_are_none_stay_with_their_text(several: Solo) -> None:
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
     assert [job.run.isolated for job in jobs] == [False, True, False]
-    jobs[1].place.close()
+    jobs[1].slot.close()
     jobs[1].join(several)
     damage()
     (step,) = several.step([jobs[1].run])
     assert isinstance(step, NonFiniteError) and "NaN" in str(step)
     for job in jobs:
-        job.place.close()
+        job.slot.close()
     assert jobs[1].alone(several) == expected[1]
 
 
@@ -288,7 +288,7 @@ def damaged(engine: Solo) -> list[Job]:
     jobs = [Job([3, 1, 4, i], {"temperature": 0}, 30, "plain") for i in range(2)]
     for job in jobs:
         job.join(engine)
-    for t in engine.passes.state.live(jobs[1].place.state_index):
+    for t in engine.passes.state.live(jobs[1].slot.state_index):
         engine.device.write(t, np.full(int(np.prod(list(t.ne))), np.nan, np.float32))
     return jobs
 
@@ -299,19 +299,19 @@ def test_an_error_of_reading_again_is_that_runs(several: Solo, monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise NoRoomError("no rows")
 
-    monkeypatch.setattr(jobs[1].place, "_prefill", broken)
+    monkeypatch.setattr(jobs[1].slot, "_prefill", broken)
     steps = several.step([job.run for job in jobs])
     assert steps[0].tokens and isinstance(steps[1], NoRoomError)
-    assert jobs[1].place.sequence.inconsistent and not jobs[0].place.sequence.inconsistent
+    assert jobs[1].slot.sequence.inconsistent and not jobs[0].slot.sequence.inconsistent
     for job in jobs:
-        job.place.close()
+        job.slot.close()
 
 
 def test_a_step_that_reads_again_is_a_step_to_its_end(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, whole, found = damaged(several), Slot.recompute, list[bool]()
 
-    def read_again(place: Any) -> Any:
-        error = whole(place)
+    def read_again(slot: Any) -> Any:
+        error = whole(slot)
         found.append(several.in_pass)
         return error
 
@@ -319,10 +319,12 @@ def test_a_step_that_reads_again_is_a_step_to_its_end(several: Solo, monkeypatch
     several.step([job.run for job in jobs])
     assert found == [True] and not several.in_pass
     for job in jobs:
-        job.place.close()
+        job.slot.close()
 
 
-def test_texts_that_ran_one_by_one_are_not_read_again(several: Solo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_that_ran_alone_are_not_prefilled_again(
+    several: Solo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """None of the others can be to blame."""
     jobs = damaged(several)
     monkeypatch.setattr(type(several.passes), "takes_several", False)
@@ -330,4 +332,4 @@ def test_texts_that_ran_one_by_one_are_not_read_again(several: Solo, monkeypatch
     steps = several.step([job.run for job in jobs])
     assert steps[0].tokens and isinstance(steps[1], NonFiniteError)
     for job in jobs:
-        job.place.close()
+        job.slot.close()

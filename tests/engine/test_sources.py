@@ -87,8 +87,8 @@ def test_resets_restored_snapshots_and_cancelled_answers(engine):
     other = text(fresh(engine, [*plain[:50], 7, 7]), max_tokens=30, mode="plain")
     fresh(engine, PROMPT)
     prompt_only = engine.snapshot()
-    said = text(engine, max_tokens=50, mode="tree")
-    assert said == plain[:50]
+    output = text(engine, max_tokens=50, mode="tree")
+    assert output == plain[:50]
     later = engine.snapshot()
     for mode in ("tree", "auto"):
         engine.restore(prompt_only)
@@ -103,10 +103,10 @@ def test_resets_restored_snapshots_and_cancelled_answers(engine):
         generation.close()
         engine.prefill([engine.pending])
         assert [*some, *text(engine, max_tokens=30, mode=mode)] == plain[: len(some) + 30]
-        assert text(fresh(engine, [*said, 7, 7]), max_tokens=30, mode=mode) == other
+        assert text(fresh(engine, [*output, 7, 7]), max_tokens=30, mode=mode) == other
 
 
-def test_what_binds_an_answer_binds_copies_too(engine):
+def test_constraints_bind_prompt_lookup_too(engine):
     """A processor that forbids tokens and one that repeats nothing: copies that break the rule are not followed."""
 
     def odd_after_even(ids: Any, scores: Any) -> Any:
@@ -122,14 +122,14 @@ def test_what_binds_an_answer_binds_copies_too(engine):
         assert all((a + b) % 2 for a, b in pairwise(plain))
 
 
-def test_texts_are_drawn_from_the_same_distribution(config):
+def test_outputs_have_the_same_distribution(config):
     """Short texts from one prompt, which copy from each other ever more, against plain decoding with other seeds."""
     n, length = 400, 3
     with Solo.load(replace(config, draft=None, n_ctx=128)) as engine:
         fresh(engine, PROMPT)
         start = engine.snapshot()
 
-        def texts(mode: str, first_seed: int) -> list[tuple[int, ...]]:
+        def outputs(mode: str, first_seed: int) -> list[tuple[int, ...]]:
             found = []
             for seed in range(first_seed, first_seed + n):
                 engine.restore(start)
@@ -137,10 +137,10 @@ def test_texts_are_drawn_from_the_same_distribution(config):
                 found.append(tuple(text(engine, max_tokens=length, mode=mode, sampling=sampling)))
             return found
 
-        copied, plain = texts("tree", 0), texts("plain", n)
+        tree, plain = outputs("tree", 0), outputs("plain", n)
         assert engine.sequence.statistics.passes and len(engine.lookup.past) == 0  # too short to be kept
-        every = sorted({*copied, *plain})
-        counts = [Counter(copied), Counter(plain)]
+        every = sorted({*tree, *plain})
+        counts = [Counter(tree), Counter(plain)]
         assert_same_source(*(np.array([c[t] for t in every]) for c in counts))
 
 
@@ -165,7 +165,7 @@ def test_sources_are_chosen_by_name(config, toy_pair):
 # ---- the texts that are copied from
 
 
-class Text:
+class FakeSequence:
     """As much of a sequence as copies look at."""
 
     def __init__(self, tokens: list[int], pending: int | None = None) -> None:
@@ -176,9 +176,9 @@ class Text:
         return len(self.tokens)
 
 
-def continued(copies: PromptLookup, sequence: Text) -> list[int]:
+def continued(lookup: PromptLookup, sequence: FakeSequence) -> list[int]:
     """The best-voted path."""
-    found, path = copies.look_up(sequence), []
+    found, path = lookup.look_up(sequence), []
     if found is None:
         return path
     cursor = found.root
@@ -188,73 +188,73 @@ def continued(copies: PromptLookup, sequence: Text) -> list[int]:
     return path
 
 
-def test_a_prompt_and_what_was_written_are_copied_from():
-    copies, sequence = PromptLookup(6), Text([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
-    copies.begin(sequence)
+def test_lookup_searches_the_prompt_and_earlier_output():
+    lookup, sequence = PromptLookup(6), FakeSequence([1, 2, 3, 4, 5, 6, 7, 8, 1, 2])
+    lookup.begin(sequence)
     sequence.pending = 3
-    assert continued(copies, sequence) == [4, 5, 6, 7, 8, 1]
+    assert continued(lookup, sequence) == [4, 5, 6, 7, 8, 1]
     sequence.tokens += [3, 9, 9]
     sequence.pending = 9
-    assert continued(copies, sequence) == [9] * 6  # it reaches its own beginning and goes on with itself
+    assert continued(lookup, sequence) == [9] * 6  # it reaches its own beginning and goes on with itself
     sequence.pending = 50
-    assert copies.look_up(sequence) is None
+    assert lookup.look_up(sequence) is None
 
 
 def test_past_outputs_are_kept_and_prompts_are_not():
-    copies = PromptLookup(4)
+    lookup = PromptLookup(4)
     prompt, output = [10, 11, 12, 13], [20, 21, 22, 23, 24, 25]
-    sequence = Text([*prompt])
-    copies.begin(sequence)
+    sequence = FakeSequence([*prompt])
+    lookup.begin(sequence)
     sequence.tokens += output
     sequence.pending = 99
-    copies.look_up(sequence)
-    other = Text([30, 31])  # another prompt: the state was reset
-    copies.begin(other)
+    lookup.look_up(sequence)
+    other = FakeSequence([30, 31])  # another prompt: the state was reset
+    lookup.begin(other)
     other.tokens += [20, 21]
     other.pending = 22
-    assert continued(copies, other) == [23, 24, 25]
+    assert continued(lookup, other) == [23, 24, 25]
     other.pending, other.tokens = 12, [30, 31, 10, 11]
-    copies.begin(other)
-    assert copies.look_up(other) is None
+    lookup.begin(other)
+    assert lookup.look_up(other) is None
     # what is still there of a text that goes on has not become another output
-    assert len(copies.past) == len(output)
+    assert len(lookup.past) == len(output)
 
 
-def test_texts_may_be_forgotten_while_one_is_written():
-    copies, sequence = PromptLookup(4), Text([1, 2, 3, 4, 5, 6])
-    copies.begin(sequence)
+def test_past_sequences_may_be_forgotten_during_a_generation():
+    lookup, sequence = PromptLookup(4), FakeSequence([1, 2, 3, 4, 5, 6])
+    lookup.begin(sequence)
     sequence.pending = 7
-    copies.look_up(sequence)
-    copies.forget()
-    copies.forget()
+    lookup.look_up(sequence)
+    lookup.forget()
+    lookup.forget()
     sequence.tokens += [7, 8, 9, 10]
     sequence.pending = 1
-    assert copies.look_up(sequence) is None or len(copies.index) == 10
-    copies.leave()
-    assert copies.past.ids.tolist() == [7, 8, 9, 10], "and the prompt is none of what was written"
+    assert lookup.look_up(sequence) is None or len(lookup.index) == 10
+    lookup.leave()
+    assert lookup.past.ids.tolist() == [7, 8, 9, 10], "and the prompt is none of what was written"
 
 
 def test_the_oldest_outputs_are_forgotten():
-    copies = PromptLookup(4, past_tokens=100)
+    lookup = PromptLookup(4, past_tokens=100)
     for answer in range(40):
-        sequence = Text([1, 2])
-        copies.begin(sequence)
+        sequence = FakeSequence([1, 2])
+        lookup.begin(sequence)
         sequence.tokens += range(1000 + 10 * answer, 1010 + 10 * answer)
         sequence.pending = 5
-        copies.look_up(sequence)
-        assert len(copies.past) <= 100
-    copies.begin(Text([1, 2]))
-    assert copies.past.ids[-1] == 1399 and 1000 not in copies.past.ids
-    assert copies.nbytes <= 28 * 102 + 2 * (1 << 15)
+        lookup.look_up(sequence)
+        assert len(lookup.past) <= 100
+    lookup.begin(FakeSequence([1, 2]))
+    assert lookup.past.ids[-1] == 1399 and 1000 not in lookup.past.ids
+    assert lookup.nbytes <= 28 * 102 + 2 * (1 << 15)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_glance_says_what_a_look_says(seed: int):
+def test_a_glance_agrees_with_a_full_lookup(seed: int):
     """The likeliest next token's rate, and the same learned from plain steps."""
     rng = np.random.default_rng(seed)
     tokens = (rng.zipf(1.5, 400) % 7).tolist()
     ours, theirs = PromptLookup(8), PromptLookup(8)
-    a, b = Text(tokens[:20], tokens[20]), Text(tokens[:20], tokens[20])
+    a, b = FakeSequence(tokens[:20], tokens[20]), FakeSequence(tokens[:20], tokens[20])
     ours.begin(a)
     theirs.begin(b)
     votes: list = []
@@ -264,8 +264,8 @@ def test_a_glance_says_what_a_look_says(seed: int):
         if learns and votes:
             theirs.rates.learn([(cell, token == b.pending) for token, cell, _ in votes])
         votes = [] if found is None else found.votes(found.root)
-        said = ours.glance(a, learn=learns)
-        assert said == max([theirs.rates[cell] for _, cell, _ in votes], default=0.0)
+        rate = ours.glance(a, learn=learns)
+        assert rate == max([theirs.rates[cell] for _, cell, _ in votes], default=0.0)
         for one in (a, b):
             one.tokens.append(tokens[at])
             one.pending = tokens[at + 1]
@@ -274,23 +274,23 @@ def test_a_glance_says_what_a_look_says(seed: int):
 
 
 def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():
-    copies, sequence = PromptLookup(8), Text([1, 2, 3, 1, 2, 3, 1], 2)
-    copies.begin(sequence)
-    before = copies.rates.rates
-    assert copies.glance(sequence) > 0
+    lookup, sequence = PromptLookup(8), FakeSequence([1, 2, 3, 1, 2, 3, 1], 2)
+    lookup.begin(sequence)
+    before = lookup.rates.rates
+    assert lookup.glance(sequence) > 0
     sequence.tokens += [2, 5]
     sequence.pending = 6
-    assert copies.glance(sequence, learn=True) == 0.0
-    assert copies.rates.rates == before
-    copies.forget()
-    assert copies.glance(sequence, learn=True) == 0.0
+    assert lookup.glance(sequence, learn=True) == 0.0
+    assert lookup.rates.rates == before
+    lookup.forget()
+    assert lookup.glance(sequence, learn=True) == 0.0
 
 
 def test_what_a_glance_saw_becomes_a_past_output():
-    copies, sequence = PromptLookup(8), Text([1, 2])
-    copies.begin(sequence)
+    lookup, sequence = PromptLookup(8), FakeSequence([1, 2])
+    lookup.begin(sequence)
     sequence.tokens += [*range(100, 400)]  # more than there is room for at first
     sequence.pending = 7
-    assert copies.glance(sequence) == 0.0
-    copies.leave()
-    assert copies.past.ids.tolist() == [*range(100, 400)]
+    assert lookup.glance(sequence) == 0.0
+    lookup.leave()
+    assert lookup.past.ids.tolist() == [*range(100, 400)]

@@ -82,14 +82,14 @@ def bigrams(text: Sequence[int]) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def plain_texts() -> list[list[int]]:
+def plain_outputs() -> list[list[int]]:
     """Plain decoding of every setting, with a seed of its own."""
     return [generate(params, 2, "plain")[0] for params in SETTINGS]
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree", "seeded tree"])
 @pytest.mark.parametrize("case", range(len(SETTINGS)))
-def test_speculation_keeps_the_distribution(case: int, mode: str, plain_texts: list[list[int]]) -> None:
+def test_speculation_keeps_the_distribution(case: int, mode: str, plain_outputs: list[list[int]]) -> None:
     params = SETTINGS[case]
     text, steps = generate(params, 1, mode)
     assert N / steps > 1.2, "the draft must be good enough for the test to mean something"
@@ -102,16 +102,16 @@ def test_speculation_keeps_the_distribution(case: int, mode: str, plain_texts: l
         assert_drawn_from(counts[before, last], exact.probs(TARGET[before, last]))
 
     # Single tokens and bigrams, against plain decoding with another seed.
-    plain = plain_texts[case]
+    plain = plain_outputs[case]
     assert_same_source(np.bincount(text, minlength=V), np.bincount(plain, minlength=V))
     assert_same_source(bigrams(text), bigrams(plain))
 
 
-def test_a_rule_that_favours_the_draft_is_noticed(plain_texts: list[list[int]]) -> None:
+def test_a_rule_that_favours_the_draft_is_noticed(plain_outputs: list[list[int]]) -> None:
     """Drawing once more before a rejection accepts more and loses the distribution: it must be seen."""
     text, _ = generate(SETTINGS[0], 1, "redrawing tree")
     with pytest.raises(AssertionError):
-        assert_same_source(bigrams(text), bigrams(plain_texts[0]))
+        assert_same_source(bigrams(text), bigrams(plain_outputs[0]))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_rule_that_favours_the_draft_is_noticed(plain_texts: list[list[int]]) 
     ],
     ids=lambda p: f"temp{p.temperature}-last{p.penalty_last_n}-mirostat{p.mirostat_mode}",
 )
-def test_a_seed_gives_the_same_text_in_every_mode(params: SamplingParams) -> None:
+def test_a_seed_gives_the_same_output_in_every_mode(params: SamplingParams) -> None:
     """One draw per emitted token, in text order, from the row of the true prefix: nothing else may matter."""
     plain, _ = generate(params, 5, "plain", n=1500)
     for mode, budget in (("chain", 0), ("tree", 1), ("tree", 12), ("tree", 60), ("seeded tree", 9)):

@@ -59,31 +59,31 @@ def parts_of(snapshot: Snapshot) -> list[np.ndarray]:
     return [*snapshot.live, *(part for block in snapshot.rows or () for part in block.parts), *snapshot.rings]
 
 
-def write(place: Slot, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int]]:
+def write(slot: Slot, n_prompt: int, n: int = 8) -> tuple[np.ndarray, list[int]]:
     """The logits after a prompt, and n tokens behind it."""
-    place.reset()
-    place.prefill(IDS[:n_prompt])
-    logits = place.logits.copy()
-    return logits, go_on(place, n)
+    slot.reset()
+    slot.prefill(IDS[:n_prompt])
+    logits = slot.logits.copy()
+    return logits, go_on(slot, n)
 
 
-def go_on(place: Slot, n: int = 8) -> list[int]:
-    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
-    steps = place.generate(sampler, max_tokens=n, stop=lambda t: False)
+def go_on(slot: Slot, n: int = 8) -> list[int]:
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
+    steps = slot.generate(sampler, max_tokens=n, stop=lambda t: False)
     tokens = [token for step in steps for token in step.tokens]
-    assert not place.sequence.undraftable
+    assert not slot.sequence.undraftable
     return tokens
 
 
-def spoil(place: Slot, value: float, first: int = 0) -> None:
+def spoil(slot: Slot, value: float, first: int = 0) -> None:
     """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
-    device, tensors = place.engine.device, place.kv.tensors()
+    device, tensors = slot.engine.device, slot.kv.tensors()
     for t, row, n in [
         *(
-            (t, place.sequence.first_row + first, place.n_tokens + place.engine.over - first)
+            (t, slot.sequence.first_row + first, slot.n_tokens + slot.engine.over - first)
             for t in tensors.caches
         ),
-        *((t, place.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
+        *((t, slot.state_index * n_rows, n_rows) for t, n_rows, _ in tensors.rings),
     ]:
         number = np.array(value, np.float32 if t.type == F32 else np.float16).tobytes()
         data = np.frombuffer(number * (n * t.nb[1] // len(number)), np.uint8)
@@ -92,7 +92,7 @@ def spoil(place: Slot, value: float, first: int = 0) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
-def test_a_text_after_one_without_numbers(pair, types, value):
+def test_a_sequence_after_a_nonfinite_one(pair, types, value):
     with load(pair, types) as engine:
         expected = [write(engine, n) for n in PROMPTS]
     with load(pair, types) as engine:
@@ -104,7 +104,7 @@ def test_a_text_after_one_without_numbers(pair, types, value):
             assert found[1] == tokens
 
 
-def test_a_place_after_one_without_numbers(pair):
+def test_a_slot_after_a_nonfinite_one(pair):
     """Also where a text moved away from rows, and another comes there."""
     with load(pair, parallel=3, n_ctx=1024) as engine:
         first = engine.open(300)
@@ -130,10 +130,10 @@ def test_a_place_after_one_without_numbers(pair):
         blocking.close()
 
 
-def test_a_text_that_goes_on_from_a_snapshot(pair):
+def test_a_sequence_that_continues_from_a_snapshot(pair):
     """One with its rows, and one whose rows are still there."""
     with load(pair) as engine:
-        texts = []
+        outputs = []
         for value, with_rows in ((None, True), (np.nan, True), (np.nan, False)):
             engine.reset()
             engine.prefill(IDS[:40])
@@ -143,16 +143,16 @@ def test_a_text_that_goes_on_from_a_snapshot(pair):
                 spoil(engine, value, first=0 if with_rows else 40)
             engine.restore(kept)
             engine.prefill(IDS[200:240])
-            texts.append(go_on(engine))
-        assert texts[0] == texts[1] == texts[2]
+            outputs.append(go_on(engine))
+        assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
-def test_a_text_that_grows_among_rows_without_numbers(either, types):
+def test_a_sequence_that_grows_among_nonfinite_rows(either, types):
     """Over many tiles of them, with buckets of rows and trees that reach further than the text."""
     ids = np.random.default_rng(4).integers(0, 60, 2500).tolist()
 
-    def texts(value: float | None) -> list[Any]:
+    def outputs(value: float | None) -> list[Any]:
         found: list[Any] = []
         with load(either, types, n_ctx=4096, n_batch=256) as engine:
             engine.prefill(ids)
@@ -164,23 +164,23 @@ def test_a_text_that_grows_among_rows_without_numbers(either, types):
                 found += [engine.logits.copy(), go_on(engine, m), engine.tokens]
         return found
 
-    for a, b in zip(texts(np.nan), texts(None)):
+    for a, b in zip(outputs(np.nan), outputs(None)):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_place_that_grows_into_rows_without_numbers(either):
+def test_a_slot_that_grows_into_nonfinite_rows(either):
     """Where it stands, and elsewhere; also while it is written on in steps."""
 
-    def texts(value: float | None) -> list[list[int]]:
+    def outputs(value: float | None) -> list[list[int]]:
         found = []
         with load(either, parallel=3, n_ctx=1500, mode="plain") as engine:
-            places = [engine.open(300), engine.open(600)]
-            for place in places:
-                write(place, 280)
+            slots = [engine.open(300), engine.open(600)]
+            for slot in slots:
+                write(slot, 280)
                 if value is not None:
-                    spoil(place, value)
-            for place in places:
-                place.close()
+                    spoil(slot, value)
+            for slot in slots:
+                slot.close()
             first = engine.open(100)
             first.prefill(IDS[:60])
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
@@ -197,10 +197,10 @@ def test_a_place_that_grows_into_rows_without_numbers(either):
             assert first.sequence.first_row != at or len(first.tokens) < 550
         return found
 
-    assert texts(np.nan) == texts(None)
+    assert outputs(np.nan) == outputs(None)
 
 
-def test_a_cpu_clears_rows_when_a_text_comes_near_them(pair, monkeypatch):
+def test_a_cpu_clears_rows_when_a_sequence_reaches_them(pair, monkeypatch):
     """The first ones when a place is closed, and none far behind the text."""
     cleared: list[tuple[int, int]] = []
     with load(pair, parallel=2, n_ctx=1500) as engine:
@@ -216,10 +216,10 @@ def test_a_cpu_clears_rows_when_a_text_comes_near_them(pair, monkeypatch):
         assert cleared and max(end for _, end in cleared) == 256
 
 
-def test_a_parked_text_that_goes_on(pair):
+def test_a_preempted_sequence_that_continues(pair):
     """In a place where another overflowed that was longer."""
 
-    def parked(value: float | None) -> tuple[list[int], np.ndarray, bool]:
+    def preempted(value: float | None) -> tuple[list[int], np.ndarray, bool]:
         with load(pair, parallel=2, n_ctx=1500, budget=127) as engine:
             first = engine.open(600)
             first.prefill(IDS[:40])
@@ -245,15 +245,15 @@ def test_a_parked_text_that_goes_on(pair):
                 rows += step.rows
             return second.tokens, np.stack(rows), run.undraftable
 
-    expected, found = parked(None), parked(np.nan)
+    expected, found = preempted(None), preempted(np.nan)
     assert found[0] == expected[0] and not found[2]
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_snapshot_longer_than_the_text_without_numbers(either):
+def test_a_snapshot_longer_than_the_nonfinite_sequence(either):
     """The ring's rows that are in no snapshot."""
     with load(either) as engine:
-        texts = []
+        outputs = []
         for value in (None, np.nan):
             engine.reset()
             engine.prefill(IDS[:350])
@@ -264,14 +264,14 @@ def test_a_snapshot_longer_than_the_text_without_numbers(either):
                 spoil(engine, value)
             engine.restore(kept)
             engine.prefill(IDS[200:240])
-            texts.append((engine.logits.copy(), go_on(engine)))
-        np.testing.assert_array_equal(texts[0][0], texts[1][0])
-        assert texts[0][1] == texts[1][1]
+            outputs.append((engine.logits.copy(), go_on(engine)))
+        np.testing.assert_array_equal(outputs[0][0], outputs[1][0])
+        assert outputs[0][1] == outputs[1][1]
 
 
 @pytest.mark.parametrize("n", [3, 40, 600])
 @pytest.mark.parametrize("held", [3, 405])
-def test_hidden_states_beside_a_text_without_numbers(either, held, n):
+def test_hidden_states_beside_a_nonfinite_sequence(either, held, n):
     """While it is held, after it, and where there is no room behind it; they leave nothing behind."""
 
     def hidden(engine: Solo) -> np.ndarray:
@@ -299,7 +299,7 @@ def test_hidden_states_beside_a_text_without_numbers(either, held, n):
         assert found[1] == text[1]
 
 
-def test_a_place_is_given_back_where_clearing_fails(pair, monkeypatch):
+def test_a_slot_is_released_where_clearing_fails(pair, monkeypatch):
     with load(pair, parallel=2, n_ctx=1024) as engine:
         unused = engine.open(300)
 
@@ -309,13 +309,13 @@ def test_a_place_is_given_back_where_clearing_fails(pair, monkeypatch):
         with monkeypatch.context() as broken:
             broken.setattr(Tensors, "clear_rings", fails)
             unused.close()  # nothing is cleared where nothing was written
-            place = engine.open(300)
-            place.prefill(IDS[:40])
+            slot = engine.open(300)
+            slot.prefill(IDS[:40])
             with pytest.raises(DeviceError, match="out of order"):
-                place.close()
+                slot.close()
         assert not engine.slots and engine.passes.rows.longest == engine.passes.n_rows
         with pytest.raises(DeviceError, match="closed"):
-            place.reset()
+            slot.reset()
 
 
 def test_rows_that_may_be_wanted_again_stay(pair):

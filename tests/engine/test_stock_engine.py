@@ -50,7 +50,7 @@ def engines(
         yield request.param, native, composed
 
 
-def test_texts_of_every_mode(engines: tuple[str, Solo, Solo]) -> None:
+def test_outputs_of_every_mode(engines: tuple[str, Solo, Solo]) -> None:
     _, native, composed = engines
     fresh(native, IDS)
     fresh(composed, IDS)

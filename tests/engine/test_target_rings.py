@@ -92,9 +92,9 @@ def test_it_writes_what_all_rows_write(pair: tuple[Path, Path], whole: Solo, tig
 def test_paths_through_all_of_a_tree(pair: tuple[Path, Path], tight: None, types: tuple[str, str]) -> None:
     """Accepted rows move within the ring, many rounds of it; the widest tree takes all its room."""
     with load(pair, budget=47, n_batch=8, type_k=types[0], type_v=types[1]) as engine:
-        said = text(fresh(engine, IDS[:50]), max_tokens=400, mode="plain")
-        foretold(engine, said, 50)
-        assert text(fresh(engine, IDS[:50]), max_tokens=400, mode="tree") == said
+        tokens = text(fresh(engine, IDS[:50]), max_tokens=400, mode="plain")
+        foretold(engine, tokens, 50)
+        assert text(fresh(engine, IDS[:50]), max_tokens=400, mode="tree") == tokens
         assert engine.sequence.statistics.acceptance_length > 3
         assert engine.passes.state.rings[0].n_rows == 11 + engine.passes.max_width
         moved = [key for key, _ in engine.passes.graphs if key[0] == "commit"]
@@ -108,9 +108,9 @@ def test_a_snapshot_has_the_rows_that_are_still_seen(pair: tuple[Path, Path], ti
         bare = engine.snapshot(with_rows=False)
         for snapshot, rows in ((short, 6), (bare, 11)):
             assert [ring.nbytes for ring in snapshot.rings[:4]] == [rows * 64 * 4] * 4
-        said = text(engine, max_tokens=60)
+        tokens = text(engine, max_tokens=60)
         engine.restore(bare)
-        assert text(engine, max_tokens=60, mode="tree") == said
+        assert text(engine, max_tokens=60, mode="tree") == tokens
         engine.reset()
         engine.prefill(IDS[200:290])
         full = engine.snapshot()
@@ -123,7 +123,7 @@ def test_a_snapshot_has_the_rows_that_are_still_seen(pair: tuple[Path, Path], ti
 
 def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Another process goes on where this one was, also with other batches and so another ring."""
-    said = []
+    outputs = []
     for n_batch in (40, 300):
         with load(pair, n_batch=n_batch) as engine:
             cache = DiskCache(tmp_path, 1 << 30, state_identity(engine))
@@ -135,8 +135,8 @@ def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
             else:
                 engine.restore(snapshot)
             assert engine.n_tokens == 1100
-            said.append(text(engine, max_tokens=40, mode="tree"))
-    assert said[0] == said[1]
+            outputs.append(text(engine, max_tokens=40, mode="tree"))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("n_states", [1, 3])
@@ -184,44 +184,44 @@ def test_every_column_sees_each_of_its_rows_once(window: int, start: int) -> Non
         assert rows[columns:][low:high].tolist() == seen
 
 
-def test_texts_side_by_side_have_a_ring_each(pair: tuple[Path, Path], tight: None) -> None:
+def test_batched_sequences_have_a_ring_each(pair: tuple[Path, Path], tight: None) -> None:
     with load(pair, parallel=3, n_ctx=3000) as engine:
         alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=120) for at in (0, 300, 600)]
-        places = [engine.open() for _ in range(3)]
-        for at, place in zip((0, 300, 600), places):
-            place.prefill(IDS[at : at + 90])
+        slots = [engine.open() for _ in range(3)]
+        for at, slot in zip((0, 300, 600), slots):
+            slot.prefill(IDS[at : at + 90])
         running = [
-            steps(place, max_tokens=120, mode=mode) for place, mode in zip(places, ("plain", "tree", "chain"))
+            steps(slot, max_tokens=120, mode=mode) for slot, mode in zip(slots, ("plain", "tree", "chain"))
         ]
-        said: list[list[int]] = [[], [], []]
+        outputs: list[list[int]] = [[], [], []]
         going = True
         while going:
             going = False
             for i, run in enumerate(running):
                 if step := next(run, None):
                     going = True
-                    said[i] += step.tokens
-        assert said == alone
-        left = places[1].snapshot(with_rows=True)
-        places[2].close()
-        places[0].prefill(IDS[:200])
+                    outputs[i] += step.tokens
+        assert outputs == alone
+        left = slots[1].snapshot(with_rows=True)
+        slots[2].close()
+        slots[0].prefill(IDS[:200])
         again = engine.open()
         again.restore(left)
         again.prefill([3])
-        places[1].prefill([3])
-        assert text(again, max_tokens=40, mode="tree") == text(places[1], max_tokens=40)
+        slots[1].prefill([3])
+        assert text(again, max_tokens=40, mode="tree") == text(slots[1], max_tokens=40)
 
 
-def test_one_pass_for_several_texts(pair: tuple[Path, Path], tight: None) -> None:
+def test_one_pass_for_several_sequences(pair: tuple[Path, Path], tight: None) -> None:
     """Trees of three texts in one pass, over many rounds of their rings."""
     with load(pair, parallel=3, n_ctx=3000, n_batch=8) as engine:
         alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=150) for at in (0, 300, 600)]
         runs, passes = [], engine.passes
         for at, mode in zip((0, 300, 600), ("tree", "plain", "chain")):
-            place = engine.open()
-            place.prefill(IDS[at : at + 90])
-            runs.append(place.begin(sampler(engine), max_tokens=150, mode=mode, stop=lambda token: False))
-            place.first()
+            slot = engine.open()
+            slot.prefill(IDS[at : at + 90])
+            runs.append(slot.begin(sampler(engine), max_tokens=150, mode=mode, stop=lambda token: False))
+            slot.first()
         while going := [run for run in runs if run.finish is None]:
             for step in engine.step(going):
                 assert not isinstance(step, Exception)

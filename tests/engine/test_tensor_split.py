@@ -63,7 +63,7 @@ def close(a: np.ndarray, b: np.ndarray, engine: Solo) -> None:
     np.testing.assert_allclose(a, b, rtol=0, atol=2 * engine.params.n_layers * step * float(np.abs(a).max()))
 
 
-def test_logits_and_texts_are_those_of_one_device(engines: tuple[Solo, Solo]) -> None:
+def test_logits_and_outputs_are_those_of_one_device(engines: tuple[Solo, Solo]) -> None:
     for ids in (LONG[:1], LONG[:16], LONG):
         close(*(fresh(engine, ids).logits.copy() for engine in engines), engines[0])
     for mode in ("plain", "chain", "tree"):
@@ -125,11 +125,11 @@ def test_several_sequences_in_a_pass(engines: tuple[Solo, Solo]) -> None:
 def test_snapshots_go_back_but_not_to_one_device(engines: tuple[Solo, Solo]) -> None:
     one, two = engines
     snapshot = fresh(two, LONG).snapshot(True)
-    said = text(two, max_tokens=20, mode="tree")
+    tokens = text(two, max_tokens=20, mode="tree")
     two.reset()
     two.prefill(LONG[:3])
     two.restore(snapshot)
-    assert text(two, max_tokens=20, mode="tree") == said
+    assert text(two, max_tokens=20, mode="tree") == tokens
     one.reset()
     with pytest.raises(ConfigError, match="snapshot: its K/V rows have another shape or type"):
         one.restore(snapshot)
@@ -234,7 +234,7 @@ def test_no_block_of_weights_is_divided(tmp_path: Path) -> None:
         Solo.load(EngineConfig(*pair, n_ctx=700, **HALVES, **EXACT))
 
 
-def test_other_architectures_say_so(tmp_path: Path) -> None:
+def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
     pair = kv_toys.write_pair(tmp_path, 60)
     with pytest.raises(ConfigError, match="only dense Qwen3.5 targets .*-sm layer"):
         Solo.load(EngineConfig(*pair, n_ctx=700, **HALVES, **EXACT))

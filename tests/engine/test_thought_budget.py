@@ -75,15 +75,15 @@ def decoded(session: Session, request: ChatRequest) -> tuple[list[int], Answer]:
 def expected(engine: Solo, prompt: str, budget: int, sampling: SamplingParams) -> list[int]:
     """Plain decoding to the budget, and behind the end of the thought; one sampler draws all but that."""
     ids, end = engine.tokenizer.encode(f"{prompt}<think>\n"), end_of(engine)
-    sampler, said = Sampler(sampling, engine.n_vocab), list[int]()
+    sampler, tokens = Sampler(sampling, engine.n_vocab), list[int]()
     for n, forced in ((budget, end), (LIMIT - budget - len(end), [])):
         engine.reset()
-        engine.prefill(ids + said)
-        said += (
+        engine.prefill(ids + tokens)
+        tokens += (
             [t for s in engine.generate(sampler, max_tokens=n, mode="plain") for t in s.tokens] if n else []
         )
-        said += forced
-    return said
+        tokens += forced
+    return tokens
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -118,10 +118,10 @@ def test_drafted_paths_reach_past_the_budget(engine: Solo) -> None:
     for n in steps:
         at += n
         if n > 2 and at < LIMIT - 5:
-            n_cut, cut, said = n_cut + 1, at - 1, list[int]()
-            hooks = Hooks(on_step=lambda s, said=said: said.append(len(s.tokens)))  # type: ignore[misc]
+            n_cut, cut, lengths = n_cut + 1, at - 1, list[int]()
+            hooks = Hooks(on_step=lambda s, lengths=lengths: lengths.append(len(s.tokens)))  # type: ignore[misc]
             list(run_chat(session, chat(prompt, cut, SAMPLINGS["greedy"], mode="tree"), hooks=hooks))
-            ends = [sum(said[: i + 1]) for i in range(len(said))]
+            ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
             assert cut in ends and at not in ends[: ends.index(cut) + 1]
     assert n_cut
     session.scheduler.close()
@@ -146,9 +146,9 @@ def test_batched_sequences_are_the_same_as_alone(
     session = Session(engine, cache_bytes=0)
     tokens: list[list[int]] = [[] for _ in rows]
     found = []
-    for said, (prompt, budget, params, mode) in zip(tokens, rows):
+    for output, (prompt, budget, params, mode) in zip(tokens, rows):
         prepared = session.prepare(chat(prompt, budget, params, mode=mode))
-        hooks = Hooks(on_step=lambda s, said=said: said.extend(s.tokens))
+        hooks = Hooks(on_step=lambda s, output=output: output.extend(s.tokens))
         found.append(generation_of(session, prepared, hooks))
         found[-1].runs_ahead = True
     session.scheduler.submit(*found)

@@ -29,7 +29,7 @@ def with_head(f32_target: Path, model_dir: Path) -> Path:
     return out
 
 
-def texts(engine: Solo, mode: str) -> tuple[list[list[int]], int]:
+def outputs(engine: Solo, mode: str) -> tuple[list[list[int]], int]:
     """Greedy texts of a few prompts, and the passes that they took."""
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:N_PROMPTS]
     found, passes = [], 0
@@ -71,9 +71,9 @@ def check(config: EngineConfig) -> None:
     """Chains and trees write what plain decoding does, in fewer passes, trees in the fewest."""
     with Solo.load(config) as engine:
         assert engine.drafter is not None
-        plain, _ = texts(engine, "plain")
-        chain, of_chains = texts(engine, "chain")
-        tree, of_trees = texts(engine, "tree")
+        plain, _ = outputs(engine, "plain")
+        chain, of_chains = outputs(engine, "chain")
+        tree, of_trees = outputs(engine, "tree")
     assert chain == plain and tree == plain
     assert N_PROMPTS * N_TOKENS / of_chains > 1.2, "a chain has a good part of its tokens accepted"
     assert of_trees < 0.95 * of_chains, "and a tree more"

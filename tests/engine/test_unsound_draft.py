@@ -32,10 +32,10 @@ def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs under which `auto` drafts, whatever the clock says."""
     measured = Costs.measured
 
-    def told(costs: Costs, kind: Any, ms: float, *more: int, **named: int) -> None:
+    def underreport(costs: Costs, kind: Any, ms: float, *more: int, **named: int) -> None:
         measured(costs, kind, 10.0 if kind in ("plain", "verify") else 0.1, *more, **named)
 
-    monkeypatch.setattr(Costs, "measured", told)
+    monkeypatch.setattr(Costs, "measured", underreport)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -51,11 +51,11 @@ def test_damaged_weights(pair: tuple[Path, Path], cheap_drafts, mode: Any, value
         for _ in range(3):
             assert text(fresh(engine), max_tokens=40, mode=mode) == expected
         assert engine.sequence.statistics.drafted == 0
-    said = [r.getMessage() for r in caplog.records]
-    assert len(said) == 1 and "draft produced NaN or infinite values" in said[0]
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == 1 and "draft produced NaN or infinite values" in messages[0]
 
 
-def test_in_the_middle_of_a_text(pair: tuple[Path, Path], monkeypatch, caplog) -> None:
+def test_in_the_middle_of_a_sequence(pair: tuple[Path, Path], monkeypatch, caplog) -> None:
     with opened(pair) as engine, caplog.at_level(logging.WARNING):
         expected = text(fresh(engine), max_tokens=60, mode="plain")
         asked, propose = 0, engine.drafter.propose

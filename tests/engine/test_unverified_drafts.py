@@ -25,17 +25,17 @@ class SeldomVerified(AnyPlan):
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("spec", [None, ("dflash",)], ids=["with copies", "draft alone"])
-def test_the_text_is_that_of_plain_decoding(
+def test_output_is_that_of_plain_decoding(
     toy_pair: tuple[Path, Path], spec: tuple[str, ...] | None, sampling: dict
 ) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, mode="auto", budget=7, spec=spec, **EXACT)
     with Solo.load(config) as engine:
-        said = text(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
+        tokens = text(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
         engine.forget()
         engine.stepper.policy = SeldomVerified(engine, 1)
-        foretold(engine, said, len(PROMPT))
+        foretold(engine, tokens, len(PROMPT))
         made = list(steps(fresh(engine, PROMPT), max_tokens=90, sampling=sampling))
-        assert [token for step in made for token in step.tokens] == said
+        assert [token for step in made for token in step.tokens] == tokens
         drafted = [step for step in made if step.timings.draft]
         verified = [step for step in drafted if step.n_draft]
         assert len(drafted) > len(verified) > 2, "some of each"

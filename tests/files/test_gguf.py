@@ -264,7 +264,7 @@ def test_any_part_opens_all(tmp_path: Path):
 def test_parts_that_are_missing_or_foreign(tmp_path: Path):
     first, second, third = write_parts(tmp_path)
     foreign = build({"split.no": 2, "split.count": PARTS}, [f32_tensor("t1", (4,))]).data
-    for data, said in (
+    for data, message in (
         (
             second.read_bytes(),
             f"{third.name}: its keys 'split.no' and 'split.count' do not make it part 3 of 3",
@@ -274,7 +274,7 @@ def test_parts_that_are_missing_or_foreign(tmp_path: Path):
         (third.read_bytes()[:-1], f"{third.name}: tensor 't2' ends at byte"),
     ):
         third.write_bytes(data)
-        with pytest.raises(ModelFileError, match=said):
+        with pytest.raises(ModelFileError, match=message):
             GGUFFile(first)
     third.unlink()
     with pytest.raises(ModelFileError, match=f"{first.name}: part 3 of 3 is missing: download {third.name}"):
@@ -378,20 +378,20 @@ def damaged(draw: st.DrawFn, builder: Builder) -> bytes:
     data = bytearray(builder.data)
     header = builder.fields[-1].offset + 8
     for _ in range(draw(st.integers(1, 4))):
-        place = draw(st.integers(0, header - 1))
+        at = draw(st.integers(0, header - 1))
         match draw(st.sampled_from(["number"] * 5 + ["byte", "insert", "delete", "truncate"])):
             case "number":
                 field = builder.fields[draw(st.integers(0, len(builder.fields) - 1))]
                 value = draw(NUMBERS) % 2 ** (8 * field.size)
                 data[field.offset : field.offset + field.size] = value.to_bytes(field.size, "little")
             case "byte":
-                data[place : place + 1] = bytes([draw(st.integers(0, 255))])
+                data[at : at + 1] = bytes([draw(st.integers(0, 255))])
             case "insert":
-                data[place:place] = draw(st.binary(max_size=9))
+                data[at:at] = draw(st.binary(max_size=9))
             case "delete":
-                del data[place : place + draw(st.integers(1, 9))]
+                del data[at : at + draw(st.integers(1, 9))]
             case "truncate":
-                del data[place:]
+                del data[at:]
     return bytes(data)
 
 

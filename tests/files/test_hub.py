@@ -126,12 +126,12 @@ def test_the_known_draft_of_a_target(hub: Hub, caplog: pytest.LogCaptureFixture)
     target, draft = hub.target(RepoSpec.parse("unsloth/Qwen3.6-27B-GGUF:Q4_K_M"))
     assert target.read_bytes() == b"GGUF 27"
     assert draft is not None and draft.read_bytes() == b"GGUF its draft"
-    said = "Qwen3.6-27B-Q4_K_M.gguf: its draft is spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0"
-    assert said in caplog.text
+    message = "Qwen3.6-27B-Q4_K_M.gguf: its draft is spiritbuun/Qwen3.6-27B-DFlash-GGUF:Q8_0"
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("repo", "said"),
+    ("repo", "reason"),
     [
         ("ggml-org/Qwen3.5-2B-GGUF", "no draft for Qwen3.5-2B: no draft is published for it"),
         (
@@ -145,11 +145,11 @@ def test_the_known_draft_of_a_target(hub: Hub, caplog: pytest.LogCaptureFixture)
     ],
 )
 def test_a_draft_that_cannot_be_had_stops_nothing(
-    hub: Hub, repo: str, said: str, caplog: pytest.LogCaptureFixture
+    hub: Hub, repo: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     target, draft = hub.target(RepoSpec.parse(repo))
     assert target.exists() and draft is None
-    assert said in caplog.text and caplog.text.count("decoding without a draft model") == 1
+    assert reason in caplog.text and caplog.text.count("decoding without a draft model") == 1
 
 
 def test_an_unknown_target_has_no_draft(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -248,7 +248,7 @@ def test_offline_uses_the_cache_only(hub: Hub, endpoint: str, tmp_path: Path) ->
         ("maker/busy", "status 418"),
     ],
 )
-def test_clear_words(hub: Hub, repo: str, words: str) -> None:
+def test_error_messages(hub: Hub, repo: str, words: str) -> None:
     with pytest.raises(HubError, match=words):
         hub.target(RepoSpec.parse(repo))
 

@@ -37,10 +37,10 @@ MODEL = NamedModel(
 PARTS = DATA[:700], DATA[700:]
 
 
-def refusing(said: str) -> Any:
+def refusing(message: str) -> Any:
     @contextmanager
     def source(model: NamedModel) -> Any:
-        raise HubError(said)
+        raise HubError(message)
         yield
 
     return source

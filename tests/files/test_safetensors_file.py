@@ -76,8 +76,8 @@ def test_fuzz_safetensors(tmp_path: Path):
     def run(changes: dict[str, Any], bytes_: list[tuple[int, int]]) -> None:
         config.write_text(json.dumps(good | changes))
         damaged = bytearray(data)
-        for place, value in bytes_:
-            damaged[place] = value
+        for at, value in bytes_:
+            damaged[at] = value
         weights.write_bytes(damaged)
         try:
             opened = DraftFile.open(folder)

@@ -72,8 +72,8 @@ def _worker(kind: str, first: int, end: int, outcome: Outcome, hangs_after: floa
         if code == 0:
             return end
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip().splitlines()
-    outcome.note("abort", under_way, f"exit code {code}: {' | '.join(said[:3])}")
+        printed = errors.read().decode(errors="replace").strip().splitlines()
+    outcome.note("abort", under_way, f"exit code {code}: {' | '.join(printed[:3])}")
     return under_way + 1
 
 

@@ -47,10 +47,10 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
                 engine.prefill(ids)
                 before = engine.snapshot()
                 options = SamplingParams(temperature=float(rng.choice([0, 1])), seed=1)
-                said = engine.generate(
+                steps = engine.generate(
                     Sampler(options, engine.n_vocab), max_tokens=9, mode=mode, stop=lambda token: False
                 )
-                for step in said:
+                for step in steps:
                     engine.check_ids(step.tokens)
                 engine.restore(before)
         return "loads"
@@ -230,16 +230,16 @@ def damaged(builder: Builder, rng: np.random.Generator) -> bytes:
     """A copy with one to four things wrong, most of them numbers of the header."""
     data, header = bytearray(builder.data), builder.fields[-1].offset + 8
     for _ in range(int(rng.integers(1, 5))):
-        place = int(rng.integers(header))
+        at = int(rng.integers(header))
         match int(rng.integers(9)):
             case 0:
-                data[place : place + 1] = bytes([int(rng.integers(256))])
+                data[at : at + 1] = bytes([int(rng.integers(256))])
             case 1:
-                data[place:place] = rng.bytes(int(rng.integers(1, 10)))
+                data[at:at] = rng.bytes(int(rng.integers(1, 10)))
             case 2:
-                del data[place : place + int(rng.integers(1, 10))]
+                del data[at : at + int(rng.integers(1, 10))]
             case 3:
-                del data[place:]
+                del data[at:]
             case _:
                 field = builder.fields[int(rng.integers(len(builder.fields)))]
                 value = int(rng.choice(EDGES[:-2])) if rng.random() < 0.5 else int(rng.integers(0, 41))

@@ -66,8 +66,8 @@ class Server:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.5)
             self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
-            return f"exit code {code}: {' | '.join(said[-3:])}"
+            printed = self._errors.read().decode(errors="replace").strip().splitlines()
+            return f"exit code {code}: {' | '.join(printed[-3:])}"
         return ""
 
     def most(self) -> int:
@@ -102,7 +102,7 @@ def run(first: int, n: int) -> Outcome:
 def _one(server: Server, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[str, str]:
     try:
         status, answer = server.ask(method, path, body, headers)
-        said = answer.decode(errors="replace")
+        reply = answer.decode(errors="replace")
         good, _ = server.ask("POST", "/v1/chat/completions", json.dumps(NORMAL).encode(), {})
     except TimeoutError:
         return "abort" if server.ended() else "hang", f"{method} {path}: {server.ended() or 'no answer'}"
@@ -112,16 +112,16 @@ def _one(server: Server, method: str, path: str, body: bytes, headers: dict[str,
     if good != 200:
         return "wrong exception", f"{method} {path}: the normal request was answered {good}"
     if status >= 500 and status not in (501, 503):
-        return "wrong exception", f"{method} {path}: {status} {said[:200]}"
-    if "internal error" in said or "engine_error" in said:
-        return "wrong exception", f"{method} {path}: in its answer: {said[-200:]}"
+        return "wrong exception", f"{method} {path}: {status} {reply[:200]}"
+    if "internal error" in reply or "engine_error" in reply:
+        return "wrong exception", f"{method} {path}: in its answer: {reply[-200:]}"
     if server.most() > server.before + TOO_MUCH:
         return "over 300 MB", f"{method} {path}: {server.most() >> 20} MB"
     if status < 400:
         return "loads", ""
     return (
         ("refused", "")
-        if said.strip() or method == "HEAD"
+        if reply.strip() or method == "HEAD"
         else ("wrong exception", f"{path}: {status}, no words")
     )
 

@@ -66,7 +66,7 @@ def test_both_have_the_bits_of_one_sum(ranks: Device, cells: int, monkeypatch: p
     boxes.close()
 
 
-def test_who_waited_in_vain_says_so(ranks: Device) -> None:
+def test_a_timed_out_wait_is_an_error(ranks: Device) -> None:
     """The mailbox is marked as failed, and no later sum waits: results are NaN."""
     boxes, workspace, g = Mailboxes(ranks.sides), Workspace(ranks), Graph(ranks)
     sums(g, boxes, [(5,)], 2)

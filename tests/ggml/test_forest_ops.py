@@ -228,13 +228,13 @@ def test_slots_of_no_tree_are_not_read(graph: MakeGraph) -> None:
 
 
 @pytest.mark.parametrize("longest", [1, 4, 30])
-def test_commits_in_a_row_follow_the_accepted_text(graph: MakeGraph, longest: int) -> None:
+def test_successive_commits_follow_the_accepted_path(graph: MakeGraph, longest: int) -> None:
     """8 passes over a changing choice of 6 sequences: each state is that of the stock recurrence over its own accepted tokens,
     and a sequence that is not there keeps its state to the bit."""
     rng = np.random.default_rng(longest)
     slots, layers = 6, 2
     start = states = states_of(rng, slots, layers)
-    texts: list[list[list[Inputs]]] = [[[] for _ in range(layers)] for _ in range(slots)]
+    sequences: list[list[list[Inputs]]] = [[[] for _ in range(layers)] for _ in range(slots)]
     for _ in range(8):
         widths = [int(n) for n in rng.choice([0, 1, 1, 4, 12, 30], size=int(rng.integers(1, slots + 1)))]
         forest = random_forest(rng, widths, slots, 1)
@@ -251,12 +251,12 @@ def test_commits_in_a_row_follow_the_accepted_text(graph: MakeGraph, longest: in
             if len(nodes):
                 moved.add(slot)
             for layer in range(layers):
-                texts[slot][layer].append(inputs[layer].of(nodes))
+                sequences[slot][layer].append(inputs[layer].of(nodes))
         for now, then in zip(states, before):
             for slot in set(range(slots)) - moved:
                 np.testing.assert_array_equal(now[slot], then[slot])
     for slot, layer in np.ndindex(slots, layers):
-        text = texts[slot][layer]
+        text = sequences[slot][layer]
         x = np.concatenate([start[0][slot, layer].T, *(t.x for t in text)])
         np.testing.assert_array_equal(states[0][slot, layer], x[-(TAPS - 1) :].T)
         state = start[1][slot, layer].reshape(1, N_VALUE, SIZE, SIZE)

@@ -32,7 +32,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("touchable", [True, False])
-def test_inputs_arrive_and_small_ones_together(monkeypatch: pytest.MonkeyPatch, touchable: bool) -> None:
+def test_inputs_arrive_and_small_ones_are_batched(monkeypatch: pytest.MonkeyPatch, touchable: bool) -> None:
     counting = Counting(ggml.lib)
     monkeypatch.setattr(ggml, "lib", counting)
     if not touchable:
@@ -80,7 +80,7 @@ def test_a_graph_that_goes_gives_its_pages_back(monkeypatch: pytest.MonkeyPatch)
     device.close()
 
 
-def test_no_room_for_a_graph_is_the_devices_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_does_not_fit_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*args: object, **kwargs: object) -> mmap.mmap:
         raise OSError(12, "Cannot allocate memory")
 

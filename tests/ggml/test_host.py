@@ -10,7 +10,7 @@ import pytest
 from dflash_ggml.ggml import device, host
 
 
-def test_a_system_that_tells_what_it_has_and_not_what_is_free(
+def test_a_system_that_reports_total_but_not_free_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}

@@ -178,7 +178,7 @@ def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.Monkey
         thing.close()
 
 
-def test_graphs_share_memory_and_fall_void_together(device: Device) -> None:
+def test_graphs_share_memory_and_are_invalidated_together(device: Device) -> None:
     weights = Weights(device, sources(matrices()), kept=["there"]).fill()
     workspace, small, large, plain = (
         Workspace(device),

@@ -108,7 +108,7 @@ def test_only_threads_that_compute_are_asked(monkeypatch: pytest.MonkeyPatch) ->
     device.close()
 
 
-def test_the_pool_follows_and_the_product_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_follows_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Crowded: 3, 2, 1 threads, then back; each computes the same bits."""
     clock, share = 0.0, 0.0
     monkeypatch.setattr(device_module, "WINDOW", 0.0)

@@ -158,7 +158,7 @@ def test_conv_commit_keeps_the_last_inputs(graph: MakeGraph, taps: int, length: 
     np.testing.assert_array_equal(conv_commit(graph, state, x, shared), ref.conv_commit(state, x, shared))
 
 
-def test_conv_commits_in_a_row_follow_the_accepted_text(graph: MakeGraph) -> None:
+def test_successive_conv_commits_follow_the_accepted_path(graph: MakeGraph) -> None:
     rng = np.random.default_rng(4)
     state = start = normal(rng, 1, 96, 3)
     text: list[np.ndarray] = []
@@ -373,7 +373,7 @@ def test_net_commit_of_nothing_and_of_padded_paths(graph: MakeGraph) -> None:
 
 
 @pytest.mark.parametrize("size, n_key, n_value", [(16, 1, 3), (64, 2, 8), (128, 1, 1)])
-def test_net_commits_in_a_row_follow_the_accepted_text(
+def test_successive_net_commits_follow_the_accepted_path(
     graph: MakeGraph, size: int, n_key: int, n_value: int
 ) -> None:
     """12 trees, each committed along a random path: the state of the stock op over the accepted tokens."""

@@ -88,7 +88,7 @@ def test_surface(facade: Any) -> None:
     assert compat.install() is facade
 
 
-def test_what_is_not_there_says_so(facade: Any) -> None:
+def test_missing_features_are_refused_by_name(facade: Any) -> None:
     with pytest.raises(AttributeError, match="libllama's functions are not there"):
         facade.llama_load_model_from_file()
     with pytest.raises(ImportError):

@@ -159,8 +159,8 @@ def test_as_haystack_does(facade: Any, llm: ToyLlama) -> None:
     assert out["choices"][0]["message"]["content"] == "three" and out["usage"]["total_tokens"]
     tools: Any = [{"type": "function", "function": ADD}]
     out = llm.create_chat_completion(messages=talk, tools=tools, temperature=0)
-    (said,) = out["choices"][0]["message"]["tool_calls"]
-    assert said["function"] == {"name": "add", "arguments": "{}"} and said["id"]
+    (found_call,) = out["choices"][0]["message"]["tool_calls"]
+    assert found_call["function"] == {"name": "add", "arguments": "{}"} and found_call["id"]
     assert out["choices"][0]["finish_reason"] == "tool_calls"
     chunks: Any = list(llm.create_chat_completion(messages=talk, tools=[], stream=True, temperature=0))
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "four"

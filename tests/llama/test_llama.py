@@ -206,7 +206,7 @@ def test_max_tokens(llm: ToyLlama) -> None:
         assert out["usage"]["completion_tokens"] == 24 and out["choices"][0]["finish_reason"] == "length"
 
 
-def test_overflow_has_the_words_that_servers_match(llm: ToyLlama) -> None:
+def test_overflow_has_the_message_that_servers_match(llm: ToyLlama) -> None:
     words = r"^Requested tokens \(1024\) exceed context window of 1024$"
     with pytest.raises(ValueError, match=words) as caught:
         llm("p" * 1024)
@@ -249,19 +249,19 @@ def test_bad_values_are_named(llm: ToyLlama, options: dict, words: str) -> None:
         ),
     ],
 )
-def test_values_out_of_range_are_told_once_and_brought_in(
+def test_values_out_of_range_are_clamped_with_one_warning(
     llm: ToyLlama, given: dict, taken: dict, words: str
 ) -> None:
-    with pytest.warns(UserWarning, match=words) as said:
+    with pytest.warns(UserWarning, match=words) as caught:
         text = llm("abc", max_tokens=8, seed=3, **given)["choices"][0]["text"]
-    assert len(said) == 1 and said[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert text == llm("abc", max_tokens=8, seed=3, **taken)["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
     ("prompt", "got"), [(b"abc", "bytes"), (None, "None"), (5, "5"), ([1, 1.5], r"\[1, 1.5\]")]
 )
-def test_what_is_no_prompt_is_refused_in_words(llm: ToyLlama, prompt: Any, got: str) -> None:
+def test_an_invalid_prompt_is_refused_by_name(llm: ToyLlama, prompt: Any, got: str) -> None:
     with pytest.raises(TypeError, match=f"prompt: expected text or token ids, got {got}"):
         llm(prompt)
 
@@ -327,11 +327,11 @@ def test_seeds(llm: ToyLlama, model_path: str) -> None:
     assert say(llm, seed=7) == say(llm, seed=7) != say(llm, seed=8)
     assert say(llm, seed=7, mode="plain") == say(llm, seed=7)  # speculation changes nothing
     first, second = ToyLlama(model_path, seed=11), ToyLlama(model_path, seed=11)
-    texts = [say(first) for _ in range(3)]
-    assert texts == [say(second) for _ in range(3)] and len(set(texts)) == 3
+    outputs = [say(first) for _ in range(3)]
+    assert outputs == [say(second) for _ in range(3)] and len(set(outputs)) == 3
 
 
-def test_logit_bias_and_processors_work_together(llm: ToyLlama) -> None:
+def test_logit_bias_and_processors_combine(llm: ToyLlama) -> None:
     seen: list[int] = []
 
     def forbid_b(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -378,8 +378,8 @@ def test_penalties_count_what_is_generated(llm: ToyLlama, model_path: str) -> No
         "text"
     ].startswith("B")
     for mode in ("plain", "tree"):
-        texts = [llm("AB" * 9, mode=mode, **favoured, **options)["choices"][0]["text"] for _ in "12"]
-        assert texts[0] == texts[1] and texts[0].startswith("ABA")
+        outputs = [llm("AB" * 9, mode=mode, **favoured, **options)["choices"][0]["text"] for _ in "12"]
+        assert outputs[0] == outputs[1] and outputs[0].startswith("ABA")
     greedy = list(zip(range(6), llm.generate(llm.tokenize(b"AAAA"), temp=0, repeat_penalty=1e6)))
     assert len({token for _, token in greedy}) == 6  # none of its own again
 
@@ -544,7 +544,7 @@ def test_logits_all_fills_scores(model_path: str) -> None:
 # --- states
 
 
-def test_sampling_at_a_place(model_path: str) -> None:
+def test_sampling_at_a_position(model_path: str) -> None:
     """Places below 0 count from the end of the text, not of the buffer."""
     llm = ToyLlama(model_path, logits_all=True)
     llm.eval([5, 6, 7, 8])
@@ -567,12 +567,12 @@ def test_save_and_load_state(llm: ToyLlama) -> None:
 def test_set_cache(llm: ToyLlama, tmp_path: Path, disk: bool) -> None:
     cache = LlamaDiskCache(str(tmp_path)) if disk else LlamaRAMCache()
     llm.set_cache(cache)
-    texts = [
+    outputs = [
         llm(p, max_tokens=5, temperature=0)["choices"][0]["text"] for p in ("a" * 80, "b" * 80, "a" * 80)
     ]
-    assert texts[0] == texts[2] and cache.cache_size > 0 and llm.tokenize(b"a" * 90) in cache
+    assert outputs[0] == outputs[2] and cache.cache_size > 0 and llm.tokenize(b"a" * 90) in cache
     llm.set_cache(None)
-    assert llm("a" * 80, max_tokens=5, temperature=0)["choices"][0]["text"] == texts[0]
+    assert llm("a" * 80, max_tokens=5, temperature=0)["choices"][0]["text"] == outputs[0]
     with pytest.raises(KeyError):
         cache[[1]]
 
@@ -644,7 +644,7 @@ def test_context_manager_and_close(model_path: str) -> None:
             call()
 
 
-def test_a_stream_that_nobody_reads_gives_way(llm: ToyLlama) -> None:
+def test_an_unread_stream_gives_way(llm: ToyLlama) -> None:
     stream = llm("abc", max_tokens=50, stream=True, temperature=0)
     first = next(stream)
     out = llm("xyz", max_tokens=5, temperature=0)

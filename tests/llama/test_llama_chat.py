@@ -488,9 +488,9 @@ def test_choices_without_meaning_are_left_out_with_a_warning(
     llm: ToyLlama, options: dict[str, Any], words: str
 ) -> None:
     llm.toy.replies = ["</think>\n\nfine"]
-    with pytest.warns(UserWarning, match=words) as said:
+    with pytest.warns(UserWarning, match=words) as caught:
         out: Any = llm.create_chat_completion(HI, temperature=0, **options)
-    assert len(said) == 1 and said[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert out["choices"][0]["message"]["content"] == "fine"
 
 

@@ -64,7 +64,7 @@ def test_long_and_empty_texts(path: str) -> None:
         llm.create_embedding([TEXT, ""])
 
 
-def test_a_text_that_is_being_written_is_not_disturbed(path: str) -> None:
+def test_a_running_generation_is_not_disturbed(path: str) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
     whole = ToyLlama(path).create_completion("Once upon", **options)
     llm = ToyLlama(path)

@@ -48,7 +48,7 @@ def test_it_speculates(llm: Llama) -> None:
     assert timings["steps"] < out["usage"]["completion_tokens"] == 60
 
 
-def test_auto_says_what_it_chose(llm: Llama) -> None:
+def test_auto_reports_what_it_chose(llm: Llama) -> None:
     timings = llm(PROMPT, max_tokens=60, temperature=0)["timings"]
     uses = timings["widths"]
     assert timings["mode"] == "auto" and [use["nodes"] for use in uses] == sorted(u["nodes"] for u in uses)
@@ -160,7 +160,7 @@ def test_cached_prefixes_change_nothing(llm: Llama, f32_target: Path, f32_draft:
             log.append({"role": "assistant", "content": answer})
 
 
-def test_states_survive_another_text(llm: Llama) -> None:
+def test_states_survive_another_generation(llm: Llama) -> None:
     llm.reset()
     llm.eval(llm.tokenize(CODE.encode()))
     state = pickle.loads(pickle.dumps(llm.save_state()))
@@ -211,10 +211,10 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     target = tmp_path / "model.gguf"
     target.symlink_to(demo_target)
     with (
-        pytest.warns(UserWarning, match="no DFlash draft beside") as said,
+        pytest.warns(UserWarning, match="no DFlash draft beside") as caught,
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
-        assert said[0].filename == __file__  # the caller's line, not ours
+        assert caught[0].filename == __file__  # the caller's line, not ours
         assert not llm.engine.has_draft and text(llm, max_tokens=3)
     draft = tmp_path / "model-DFlash-q8_0.gguf"
     draft.symlink_to(demo_draft)
@@ -227,10 +227,10 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     draft.unlink()
     draft.write_bytes(b"GGUFnonsense")
     with (
-        pytest.warns(UserWarning, match="decoding without a draft model") as said,
+        pytest.warns(UserWarning, match="decoding without a draft model") as caught,
         Llama(str(target), n_ctx=256, n_threads=1, verbose=False) as llm,
     ):
-        assert said[0].filename == __file__
+        assert caught[0].filename == __file__
         assert not llm.engine.has_draft
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -247,15 +247,15 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
     draft.unlink()
     with pytest.warns(
         UserWarning, match="a function does not draft here.*decoding without a draft model"
-    ) as said:
+    ) as caught:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
-    assert len(said) == 1 and said[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     draft.symlink_to(demo_draft)
     with pytest.warns(
         UserWarning, match="a function does not draft here.*drafting with model-DFlash"
-    ) as said:
+    ) as caught:
         Llama(str(target), draft_model=lambda ids: ids, n_ctx=256, n_threads=1, verbose=False).close()
-    assert len(said) == 1
+    assert len(caught) == 1
 
 
 def test_prompt_lookup_is_done_by_the_engine(demo_target: Path, demo_draft: Path, tmp_path: Path) -> None:

@@ -98,8 +98,8 @@ def test_published_prompts(name: str) -> None:
 def test_a_format_shows_each_message_once_and_opens_the_answer(name: str) -> None:
     form = FORMATS[name]
     made = formatted(form, TALK)
-    places = [made.prompt.index(text) for text in ("S", "one", "two", "three")]
-    assert places == sorted(places) and made.prompt.endswith(form.opening)
+    positions = [made.prompt.index(text) for text in ("S", "one", "two", "three")]
+    assert positions == sorted(positions) and made.prompt.endswith(form.opening)
     named = FUNCTION_NAMES[{"vicuna": "format"}.get(name, "format_" + _snake(name))]
     assert named(messages=TALK) == made
     odd = [
@@ -131,11 +131,11 @@ def test_the_formats_stop_at_their_own_marks(model_path: str) -> None:
     assert content == "g"
 
 
-def test_functionary_speaks_the_models_own_tool_calls_and_says_so(model_path: str) -> None:
+def test_functionary_uses_the_models_own_tool_calls_with_a_warning(model_path: str) -> None:
     llm = ToyLlama(model_path, chat_format="functionary-v2")
-    with pytest.warns(UserWarning, match="functionary-v2.*the model's own template") as said:
+    with pytest.warns(UserWarning, match="functionary-v2.*the model's own template") as caught:
         prompt, _ = ask(llm, "fine")
-    assert len(said) == 1 and prompt == ask(ToyLlama(model_path), "fine")[0]
+    assert len(caught) == 1 and prompt == ask(ToyLlama(model_path), "fine")[0]
 
 
 def test_function_calling_without_a_template_for_tools(model_path: str) -> None:
@@ -200,7 +200,7 @@ def test_a_formatter_of_ones_own(model_path: str) -> None:
         get_chat_completion_handler("shouting")
 
 
-def test_a_formatter_may_read_messages_that_nobody_else_can(model_path: str) -> None:
+def test_a_formatter_may_read_nonstandard_messages(model_path: str) -> None:
     def odd(messages: Any, **kwargs: Any) -> ChatFormatterResponse:
         return ChatFormatterResponse("|".join(m["parts"][0]["v"] for m in messages))
 
@@ -305,7 +305,7 @@ def test_the_registry() -> None:
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_handlers_for_pictures_say_what_is_not_there(name: str) -> None:
+def test_handlers_for_images_name_what_is_unsupported(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no image encoder here"):
         VISION[name](clip_model_path="mmproj.gguf")
     with pytest.raises(ConfigError, match="there is no image encoder here"):
@@ -326,9 +326,11 @@ def test_unknown_roles_are_answered(model_path: str) -> None:
 def test_odd_roles_and_empty_conversations(model_path: str) -> None:
     llm = ToyLlama(model_path)
     llm.toy.replies = ["a", "b"]
-    with pytest.warns(UserWarning, match=r"messages\[0\].role '<b>' is read as 'user'") as said:
+    with pytest.warns(UserWarning, match=r"messages\[0\].role '<b>' is read as 'user'") as caught:
         out: Any = llm.create_chat_completion([{"role": "<b>", "content": "x"}], temperature=0)
-    assert len(said) == 1 and said[0].filename == __file__ and out["choices"][0]["message"]["content"] == "a"
+    assert (
+        len(caught) == 1 and caught[0].filename == __file__ and out["choices"][0]["message"]["content"] == "a"
+    )
     with pytest.warns(UserWarning, match="messages is empty"):
         out = llm.create_chat_completion([], temperature=0)
     assert out["choices"][0]["message"]["content"] == "b"
@@ -336,14 +338,14 @@ def test_odd_roles_and_empty_conversations(model_path: str) -> None:
         llm.create_chat_completion("hello")  # type: ignore[arg-type]
 
 
-def test_pictures_become_a_line_of_text(model_path: str) -> None:
+def test_images_become_a_line_of_text(model_path: str) -> None:
     llm = ToyLlama(model_path)
     llm.toy.replies = ["a"]
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     talk: Any = [{"role": "user", "content": [{"type": "text", "text": "see "}, picture]}]
-    with pytest.warns(UserWarning, match="left out: image") as said:
+    with pytest.warns(UserWarning, match="left out: image") as caught:
         out: Any = llm.create_chat_completion(talk, temperature=0)
-    assert len(said) == 1 and talk[0]["content"][1] is picture
+    assert len(caught) == 1 and talk[0]["content"][1] is picture
     text = "see [image left out: this model reads text only]"
     same: Any = llm.create_chat_completion([{"role": "user", "content": text}], max_tokens=1)
     assert out["usage"]["prompt_tokens"] == same["usage"]["prompt_tokens"]
@@ -394,7 +396,7 @@ def test_a_part_that_cannot_be_read_is_named(model_path: str) -> None:
         usable_messages([{"role": "user", "content": ["a", {"type": "text", "text": None}]}])
 
 
-def test_a_prompt_that_a_template_leaves_empty_is_told(model_path: str) -> None:
+def test_a_template_that_renders_nothing_is_reported(model_path: str) -> None:
     llm = ToyLlama(model_path, kv_overrides={"tokenizer.chat_template": "{# nothing #}"})
     with pytest.raises(ConfigError, match="messages: the chat template made no prompt of them"):
         llm.create_chat_completion([{"role": "user", "content": "x"}])

@@ -328,11 +328,11 @@ def test_decoding_gives_the_rows_of_eval(llm: ToyLlama) -> None:
     assert llm.sample(temp=0) == int(expected[7].argmax())
 
 
-def test_rows_of_a_long_text(llm: ToyLlama) -> None:
+def test_rows_of_a_long_sequence(llm: ToyLlama) -> None:
     """More than are read in one pass."""
     ids = llm.tokenize(b"0123456789" * 9)
-    places = [2, 33, 34, 35, 66, 70]
-    wanted = [i in places for i in range(len(ids))]
+    positions = [2, 33, 34, 35, 66, 70]
+    wanted = [i in positions for i in range(len(ids))]
     batch = c("llama_batch_init", len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for i, token in enumerate(ids):
@@ -341,7 +341,7 @@ def test_rows_of_a_long_text(llm: ToyLlama) -> None:
     assert c("llama_decode", llm.ctx, batch) == 0 and llm._input_ids.tolist() == ids
     whole = ToyLlama(llm.model_path, logits_all=True)
     whole.eval(ids)
-    for i in places:
+    for i in positions:
         assert np.array_equal(llm._ctx.row(i), whole.scores[i])
         llm.reset()
         llm.eval(ids[: i + 1])

@@ -63,17 +63,18 @@ def test_generate(model: str) -> None:
         assert llm._sampler_of({"temp": default, "top_k": 3, **others}, 0).params.temperature == 0.6
 
 
-def test_the_signature_keeps_its_numbers() -> None:
+def test_the_signature_keeps_its_defaults() -> None:
     shown = str(inspect.signature(Llama.create_completion))
     assert "temperature: 'float' = 0.8" in shown and "top_k: 'int' = 40" in shown
 
 
-def test_it_is_said(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recommended_sampling_is_reported(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     """And nothing that the class does not take."""
     FILE["general.sampling.mirostat"] = 2
     Recommending(model, verbose=True).close()
     del FILE["general.sampling.mirostat"]
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        "sampling as the model file has it, where not given: temperature 0.6, top_k 20, top_p 0.9\n" in said
+        "sampling as the model file has it, where not given: temperature 0.6, top_k 20, top_p 0.9\n"
+        in printed
     )

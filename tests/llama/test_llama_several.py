@@ -57,7 +57,7 @@ def test_choices_differ_and_can_be_had_again(model_path: str, n_seq_max: int) ->
     assert body["usage"]["completion_tokens"] == sum(one["usage"]["completion_tokens"] for one in again)
 
 
-def test_a_list_of_texts_is_one_body(model_path: str) -> None:
+def test_a_list_of_prompts_is_one_body(model_path: str) -> None:
     llm = ToyLlama(model_path, n_seq_max=2)
     body = llm(["hello", "the end"], n=2, seed=1, max_tokens=8)
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -194,7 +194,7 @@ def test_a_call_that_dies_ends_alone(model_path: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 0xFFFFFFFF])
-def test_each_choice_draws_afresh_where_the_seed_says_so(model_path: str, seed: int) -> None:
+def test_each_choice_draws_afresh_for_a_random_seed(model_path: str, seed: int) -> None:
     llm = ToyLlama(model_path, n_seq_max=3)
     twice = [llm("hello", n=3, seed=seed, temperature=1.0, max_tokens=30) for _ in range(2)]
     assert len({text(body, i) for body in twice for i in range(3)}) == 6
@@ -255,19 +255,19 @@ def test_statistics_of_each_are_printed(model_path: str, capsys: pytest.CaptureF
     assert capsys.readouterr().err.count("dflash-ggml: prompt") == 3
 
 
-def test_what_texts_side_by_side_leave_alone_is_told_once(model_path: str) -> None:
+def test_unsupported_options_of_batched_prompts_warn_once(model_path: str) -> None:
     llm = ToyLlama(model_path, n_seq_max=2, logits_all=True)
     llm("hello", max_tokens=5, seed=1)
     scores = llm.scores.copy()
-    with pytest.warns(UserWarning, match="logits_all: scores are not kept") as told:
+    with pytest.warns(UserWarning, match="logits_all: scores are not kept") as caught:
         llm.create_completions(PROMPTS[:2], max_tokens=5)
-    assert len(told) == 1 and told[0].filename == __file__
+    assert len(caught) == 1 and caught[0].filename == __file__
     assert np.array_equal(llm.scores, scores) and scores.any()
     cache = LlamaRAMCache()
     llm.set_cache(cache)
-    with pytest.warns(UserWarning, match="set_cache: the cache is neither asked nor filled") as told:
+    with pytest.warns(UserWarning, match="set_cache: the cache is neither asked nor filled") as caught:
         llm.create_completion("hello", n=2, max_tokens=5)
-    assert len(told) == 1 and "logits_all" not in str(told[0].message) and not cache.cache_state
+    assert len(caught) == 1 and "logits_all" not in str(caught[0].message) and not cache.cache_state
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         llm.create_completions(PROMPTS[:2], max_tokens=5)

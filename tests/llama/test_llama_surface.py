@@ -119,7 +119,7 @@ def test_constructor() -> None:
 
 
 @pytest.mark.parametrize("name", ["create_completion", "create_chat_completion", "generate"])
-def test_wrong_calls_are_told_as_python_tells_them(name: str) -> None:
+def test_wrong_calls_raise_pythons_errors(name: str) -> None:
     method, opened = getattr(Llama, name), object.__new__(Llama)
     with pytest.raises(TypeError, match=rf"^{name}\(\) missing a required argument"):
         method(opened)

@@ -63,13 +63,13 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield model
 
 
-def said(llm: Llama, messages: list[dict[str, Any]] = ASK, **options: Any) -> dict[str, Any]:
+def reply(llm: Llama, messages: list[dict[str, Any]] = ASK, **options: Any) -> dict[str, Any]:
     answer: Any = llm.create_chat_completion(messages, **{"max_tokens": 20, "temperature": 0, **options})
     return answer["choices"][0]
 
 
 def test_modes_write_one_answer(llm: Llama) -> None:
-    answers = [said(llm, mode=mode)["message"]["content"] for mode in ("plain", "tree", "chain", "auto")]
+    answers = [reply(llm, mode=mode)["message"]["content"] for mode in ("plain", "tree", "chain", "auto")]
     assert answers[0] and len(set(answers)) == 1
 
 
@@ -77,7 +77,7 @@ def test_thinking(llm: Llama) -> None:
     """Where the template lets the answer begin within thoughts, a text that never leaves them is all thoughts."""
     template = llm.engine.tokenizer.chat_template
     assert template is not None
-    thought, spoken = (said(llm, enable_thinking=on)["message"] for on in (True, False))
+    thought, spoken = (reply(llm, enable_thinking=on)["message"] for on in (True, False))
     assert spoken["content"] and not spoken.get("reasoning_content")
     if "{{- '<think>' -}}" in template:
         assert thought["reasoning_content"] and not thought["content"]
@@ -86,7 +86,7 @@ def test_thinking(llm: Llama) -> None:
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_a_forced_call(llm: Llama, mode: str) -> None:
     pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
-    choice = said(
+    choice = reply(
         llm, tools=[TOOL], tool_choice="required", max_tokens=400, mode=mode, parallel_tool_calls=False
     )
     (call,) = choice["message"]["tool_calls"]
@@ -106,18 +106,18 @@ def test_results_of_calls_go_into_the_prompt(llm: Llama) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "It is on."},
     ]
-    assert said(llm, messages, tools=[TOOL])["message"]["content"] is not None
+    assert reply(llm, messages, tools=[TOOL])["message"]["content"] is not None
 
 
 def test_a_conversation_goes_on_from_its_prefix(llm: Llama) -> None:
     """What was written is not read again, and the answer is that of a fresh start; also back to an earlier turn."""
-    first = said(llm, enable_thinking=False)["message"]["content"]
+    first = reply(llm, enable_thinking=False)["message"]["content"]
     more = [*ASK, {"role": "assistant", "content": first}, {"role": "user", "content": "And " + "now? " * 60}]
     answers = []
     for _ in range(2):
         answers.append(
             [
-                said(llm, m, enable_thinking=False, mode="tree")["message"]["content"]
+                reply(llm, m, enable_thinking=False, mode="tree")["message"]["content"]
                 for m in (more, ASK, more)
             ]
         )
@@ -129,5 +129,5 @@ def test_the_turns_end_ends_an_answer(llm: Llama) -> None:
     name = "</assistant>" if "laguna" in llm.model_path else "<|im_end|>"
     end = llm.engine.tokenizer.id_of(name)
     assert end in llm.engine.tokenizer.eog_ids
-    choice = said(llm, logit_bias={end: 200.0})
+    choice = reply(llm, logit_bias={end: 200.0})
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] == ""

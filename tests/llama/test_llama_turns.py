@@ -157,7 +157,7 @@ def test_a_call_from_inside_a_step_is_refused(llm: ToyLlama, name: str) -> None:
     assert len(refused) == 9
 
 
-def test_a_model_that_nobody_holds_waits_for_nobody(path: str) -> None:
+def test_an_unreferenced_model_does_not_wait(path: str) -> None:
     """Collected with an open stream of another thread still in it, it is closed without a turn."""
     llm = ToyLlama(path)
     engine, stream, let_go = llm.toy, STREAMS["generate"](llm), threading.Event()
@@ -170,7 +170,7 @@ def test_a_model_that_nobody_holds_waits_for_nobody(path: str) -> None:
     assert engine.closed
 
 
-def test_states_are_cached_within_the_turn(llm: ToyLlama) -> None:
+def test_states_are_cached_within_the_lock(llm: ToyLlama) -> None:
     """The state that a cache keeps is that of the text just said, whatever comes next."""
     from dflash_ggml.llama.cache import LlamaRAMCache
 
@@ -189,7 +189,7 @@ class TornSlot(FakeSlot):
     def _row(self, *args: Any) -> Any:
         engine: Any = self.engine
         if engine.interrupt:
-            engine.interrupt, self._torn = False, True
+            engine.interrupt, self._inconsistent = False, True
             raise KeyboardInterrupt
         return super()._row(*args)
 

@@ -185,7 +185,7 @@ def test_scales_stand_in_the_order_of_the_fusions() -> None:
     assert found[12:] == [*scale, *scale, "SWIGLU", *scale, *SUM]
 
 
-def test_experts_are_told_by_name() -> None:
+def test_experts_are_recognised_by_name() -> None:
     assert expert_block("blk.12.ffn_gate_up_exps.weight") == 12
     assert expert_block("blk.0.ffn_down_exps.scale") == 0, "a number for each of them"
     assert expert_block("blk.7.ffn_gate_exps.bias") == 7, "a row for each of them"

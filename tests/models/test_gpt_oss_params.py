@@ -95,7 +95,7 @@ def test_published_sizes(size: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "message"),
     [
         ("blk.1.attn_sinks.weight", None, "'blk.1.attn_sinks.weight' is missing"),
         ("blk.0.ffn_up_exps.bias", None, "'blk.0.ffn_up_exps.bias' is missing"),
@@ -104,10 +104,10 @@ def test_published_sizes(size: str, tmp_path: Path) -> None:
         ("blk.0.ffn_norm.weight", ("F32", (D,)), "'blk.0.ffn_norm.weight' is unknown"),
     ],
 )
-def test_tensors_that_do_not_fit(tmp_path: Path, name: str, change: Any, said: str) -> None:
+def test_tensors_that_do_not_fit(tmp_path: Path, name: str, change: Any, message: str) -> None:
     found = {**tensors(2, 4), name: change}
     path = real_files.write(tmp_path / "model.gguf", keys(2, 4), {n: t for n, t in found.items() if t})
-    with GGUFFile(path) as file, pytest.raises(ModelFileError, match=re.escape(said)):
+    with GGUFFile(path) as file, pytest.raises(ModelFileError, match=re.escape(message)):
         read_target(file)
 
 

@@ -198,13 +198,13 @@ def test_one_number_for_all_layers(file: Path, read: str, n: int, key: str, valu
     assert load(file, {key: [value] * n}) == load(file)
     with pytest.raises(ModelFileError, match=rf"'{key}': \[{value}, {value + 1}\] .expected one number"):
         load(file, {key: [value] * (n - 1) + [value + 1]})
-    for wrong, said in (
+    for wrong, message in (
         ([value] * (n + 1), "entries"),
         ([0] * n, "out of range"),
         ([True] * n, "an integer"),
     ):
         if not (read == "moe" and "expert_feed" in key and wrong[0] == 0):  # there 0 says nothing
-            with pytest.raises(ModelFileError, match=f"key '{key}'.*{said}"):
+            with pytest.raises(ModelFileError, match=f"key '{key}'.*{message}"):
                 load(file, {key: wrong})
 
 
@@ -474,7 +474,7 @@ def test_llama_biases(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "message"),
     [
         ("expert_count", 8, "models with experts are not supported"),
         ("attention.scale", 0.5, "not 0"),
@@ -482,6 +482,6 @@ def test_llama_biases(file: Path) -> None:
         ("attention.head_count_kv", 3, "a divisor of 4"),
     ],
 )
-def test_llama_values_that_are_not_supported(file: Path, key: str, value: Any, said: str) -> None:
-    with pytest.raises(ModelFileError, match=f"key 'llama.{key}'.*{said}"):
+def test_llama_values_that_are_not_supported(file: Path, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ModelFileError, match=f"key 'llama.{key}'.*{message}"):
         llama(file, {f"llama.{key}": value})

@@ -46,7 +46,7 @@ def exact_gelu(g: Any, x: Any) -> Any:
     return g.mul(x, g.sigmoid(g.scale(g.add(x, cubic), 2 * (2 / np.pi) ** 0.5)))
 
 
-def test_every_target_has_its_numbers() -> None:
+def test_every_target_has_its_parameters() -> None:
     assert {case.seed for case in CASES} == set(kv_toys.VARIANTS)
 
 
@@ -76,7 +76,7 @@ def test_logits_and_greedy_text(
 
 
 @pytest.mark.parametrize("seed", kv_toys.VARIANTS)
-def test_trees_write_the_plain_text(pairs: dict, seed: int) -> None:
+def test_trees_give_the_plain_output(pairs: dict, seed: int) -> None:
     """Greedy text by trees and chains, also where nodes are left out of a path and rows move."""
     case = next(case for case in CASES if case.seed == seed)
     with loaded(pairs[seed]) as engine:
@@ -91,14 +91,14 @@ def test_trees_write_the_plain_text(pairs: dict, seed: int) -> None:
         assert moved and all(key[2] for key in moved), "without recurrent layers only rows are committed"
 
 
-def test_sampled_text_is_one_text(pairs: dict) -> None:
+def test_sampled_output_is_the_same_in_every_mode(pairs: dict) -> None:
     sampling = {"temperature": 1.0, "seed": 7}
     with loaded(pairs[21]) as engine:
-        said = [
+        outputs = [
             text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling)
             for mode in ("plain", "tree", "chain")
         ]
-    assert said[0] == said[1] == said[2]
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.parametrize("with_rows", [True, False])

@@ -78,7 +78,7 @@ def test_batches(seed: int, pair: tuple[Path, Path], parts: tuple[int, ...]) -> 
         np.testing.assert_allclose(found, case.transformers.logits[-1], atol=1e-4)
 
 
-def test_a_second_turn_reads_what_is_new(pair: tuple[Path, Path]) -> None:
+def test_a_second_turn_prefills_what_is_new(pair: tuple[Path, Path]) -> None:
     """From the prefix cache: the same answers, and most of the prompt known."""
 
     def ask(session: Session, prompt: list[int]) -> tuple[int, str]:
@@ -88,13 +88,13 @@ def test_a_second_turn_reads_what_is_new(pair: tuple[Path, Path]) -> None:
         return begin.cached_n, "".join(event.text for event in events if isinstance(event, TextDelta))
 
     prompts = [LONG, LONG[::-1], LONG + LONG[:20]]
-    said = []
+    answers = []
     for nbytes in (0, 1 << 26):
         with Solo.load(config(*pair, n_ctx=512)) as engine:
             session = Session(engine, cache_bytes=nbytes)
-            said.append([ask(session, prompt) for prompt in prompts])
-    assert [words for _, words in said[0]] == [words for _, words in said[1]]
-    assert said[1][-1][0] > 60
+            answers.append([ask(session, prompt) for prompt in prompts])
+    assert [words for _, words in answers[0]] == [words for _, words in answers[1]]
+    assert answers[1][-1][0] > 60
 
 
 def test_dialects_of_qwen3next(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_scales_of_experts(tmp_path: Path) -> None:
             w[name.replace("weight", "scale")] = scale
             w[name.replace("weight", "input_scale")] = np.full_like(scale, 7)
         scaled = expert_files.write(tmp_path / f"{seed}.gguf", keys, w)
-        tokens, said = list(range(1, 50)), []
+        tokens, output = list(range(1, 50)), []
         for path in (plain, scaled):
             with Solo.load(config(path)) as engine:
-                said.append(text(fresh(engine, tokens), max_tokens=30, mode="tree"))
+                output.append(text(fresh(engine, tokens), max_tokens=30, mode="tree"))
                 assert engine.sequence.statistics.drafted
         np.testing.assert_array_equal(logits(scaled, tokens, 49), logits(plain, tokens, 49))
-        assert said[0] == said[1]
+        assert output[0] == output[1]
 
 
 @pytest.mark.parametrize("window", [None, 16])
@@ -195,7 +195,7 @@ def test_quantised_caches(pair: tuple[Path, Path]) -> None:
             assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == plain
 
 
-def test_measured_costs_and_copies(pair: tuple[Path, Path]) -> None:
+def test_measured_costs_and_prompt_lookup(pair: tuple[Path, Path]) -> None:
     """What is measured at loading, and text that stood before, change no text."""
     with Solo.load(config(*pair, mode="plain")) as engine:
         plain = text(fresh(engine, LONG), max_tokens=60)

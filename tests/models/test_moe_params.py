@@ -76,7 +76,7 @@ def test_one_number_for_all_blocks(file: Path, arch: str, key: str) -> None:
             target(file, arch, {key: wrong})
 
 
-def test_widths_that_are_not_told(file: Path, arch: str) -> None:
+def test_widths_that_are_not_declared(file: Path, arch: str) -> None:
     """They follow from the length of a layer without experts, as in llama.cpp."""
     dense = {"feed_forward_length": tiny.USED * tiny.EXPERT_FF, EXPERT_KEYS[2]: None}
     assert target(file, arch, dense).experts == EXPERTS

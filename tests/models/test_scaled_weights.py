@@ -109,7 +109,7 @@ def test_four_bit_floats(pair: tuple[Path, Path], tmp_path: Path, kind: Type, sc
     assert np.abs(found - expected).max() < 0.08 * expected.std()
 
 
-def test_scales_stand_behind_the_products_of_their_input() -> None:
+def test_scales_follow_the_matmuls_of_their_input() -> None:
     """There the GPU multiplies with them as it writes the products; a matrix without a scale stands apart."""
     device = Device.cpu(1)
     g = Graph(device, 32)

@@ -31,7 +31,7 @@ def test_the_first_fifteen_blocks_and_what_asks_of_the_next(tmp_path: Path) -> N
     )
 
 
-def test_room_for_prompts_of_which_a_part_fits(tmp_path: Path) -> None:
+def test_memory_for_prompts_that_are_prefilled_in_part(tmp_path: Path) -> None:
     path = real_files.write_target(tmp_path, "Qwen3.5-0.8B-Q4_K_M")
     source = ScorerSource(path, 0.1, [])
     assert source.rows(4096) == 40960 + 256 and source.rows(32768) == LONGEST + 256 >= LONGEST + QUESTION

@@ -208,7 +208,7 @@ def test_target_tensor_types(file: Path):
 
 
 @pytest.mark.parametrize(
-    ("arch", "said"),
+    ("arch", "message"),
     [
         ("clip", "vision part of a model .mmproj., name the model's own file"),
         ("dflash", "this is a draft, name it with -md"),
@@ -222,8 +222,8 @@ def test_target_tensor_types(file: Path):
         ),
     ],
 )
-def test_files_that_are_no_target(file: Path, arch: str, said: str):
-    with pytest.raises(ModelFileError, match=said):
+def test_files_that_are_no_target(file: Path, arch: str, message: str):
+    with pytest.raises(ModelFileError, match=message):
         target(file, {"general.architecture": arch})
 
 
@@ -255,12 +255,12 @@ def test_heads_per_block(file: Path):
     key = "qwen35.attention.head_count_kv"
     assert target(file, {key: [0, 2, 0, 2]}) == target(file)
     assert target(file, {"qwen35.attention.head_count": [4, 4, 4, 4]}) == target(file)
-    for counts, said in (
+    for counts, message in (
         ([0, 2, 0], "3 entries"),
         ([0, 2, 0, 4], r"\[2, 4\] heads"),
         ([0] * 4, "0 is out of range"),
     ):
-        with pytest.raises(ModelFileError, match=f"{key}'.*{said}"):
+        with pytest.raises(ModelFileError, match=f"{key}'.*{message}"):
             target(file, {key: counts})
 
 

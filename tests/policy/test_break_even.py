@@ -41,11 +41,11 @@ def test_costs_of_the_context_asked_for() -> None:
 
 
 @pytest.mark.parametrize("points", [[], [PLAIN], [PLAIN, *DRAFTS], [PLAIN, Point("verify", 8, 64, 9.0)]])
-def test_nothing_is_said_of_what_was_not_measured(points: list[Point]) -> None:
+def test_nothing_is_predicted_without_measurements(points: list[Point]) -> None:
     assert break_even(costs(*points), 31, 15, 64) == [] and where_it_pays([]) == ""
 
 
-def test_in_words() -> None:
+def test_the_printed_summary() -> None:
     cheap = break_even(
         costs(PLAIN, COMMIT, *DRAFTS, Point("verify", 2, 64, 12.0), Point("verify", 8, 64, 17.0)), 7, 15, 64
     )

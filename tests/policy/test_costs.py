@@ -113,7 +113,7 @@ def test_a_clock_that_stands_still():
     assert costs.of("plain") == pytest.approx(1.0) and costs.of("verify", 4) == pytest.approx(4.0, rel=0.01)
 
 
-def test_passes_of_one_kind_say_nothing_of_others():
+def test_passes_of_one_kind_teach_nothing_about_others():
     costs = calibrated()
     for _ in range(50):
         costs.measured("plain", 1.5)

@@ -62,7 +62,7 @@ def test_a_machine_that_slept_within_a_step_is_soon_forgiven():
     assert waited <= START / SHARE + 1
 
 
-def test_it_says_how_many_steps_have_to_be_plain():
+def test_it_counts_the_steps_that_have_to_be_plain():
     ledger = Ledger(left=-6.01)
     steps = ledger.plain_steps(4.0)
     for _ in range(steps - 1):

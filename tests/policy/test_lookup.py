@@ -39,11 +39,11 @@ class Writer:
     ) -> None:
         """others: sequences beside it, whose texts have never stood anywhere."""
         self.text, self.hits, self.costs = text, drafted, costs
-        self.copies = PromptLookup(BUDGET)
+        self.prompt_lookup = PromptLookup(BUDGET)
         self.sequence = Sequence(
-            text[:n_prompt], text[n_prompt], mode="auto", budget=BUDGET, lookup=self.copies
+            text[:n_prompt], text[n_prompt], mode="auto", budget=BUDGET, lookup=self.prompt_lookup
         )
-        self.copies.begin(self.sequence)
+        self.prompt_lookup.begin(self.sequence)
         self.policy = Policy(0 if drafted is None else DEPTH, costs)
         self.others = [
             Sequence([-i - 1], -i - 1, mode="auto", budget=BUDGET, lookup=PromptLookup(BUDGET))
@@ -68,11 +68,11 @@ class Writer:
         sequences = [sequence, *self.others]
         n, (plan, *beside) = len(sequences), policy.plan(sequences)
         at = sequence.n_tokens + 1
-        tree, copied, found = root_only(text[at - 1]), None, None
+        tree, matched, found = root_only(text[at - 1]), None, None
         if plan.kind != "plain":
-            copied = self.copies.look_up(sequence)
+            matched = self.prompt_lookup.look_up(sequence)
             found = self.rows(at) if plan.drafts else None
-            candidates = found if copied is None else Merged(found, copied, self.copies.rates)
+            candidates = found if matched is None else Merged(found, matched, self.prompt_lookup.rates)
             if candidates is not None:
                 tree = plan.build(text[at - 1], candidates)
         roots = [root_only(other.pending or 0) for other in self.others]
@@ -94,7 +94,7 @@ class Writer:
             other.pending -= n
             came.append(Accepted((0,), (other.pending,)))
         if tree.n_nodes:
-            self.kinds.append("copies" if not plan.drafts else "draft" if copied is None else "both")
+            self.kinds.append("copies" if not plan.drafts else "draft" if matched is None else "both")
             took = self.costs.expected("verify", n + tree.n_nodes, 32)
             policy.record(Result([tree, *rest], came, StepTimes(draft, 0.0, took, 0.1)))
             self.ms += draft + took + 0.1
@@ -169,10 +169,10 @@ def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
 def test_votes_before_plain_steps_are_learned_from():
     """What lookup says is compared with what came also where nothing is verified."""
     writer = Writer([7, 8, 9] * 5 + prose(80), 13, None, costs_of({1: 10.0, 2: 40.0, 32: 900.0}))
-    before = list(writer.copies.rates.rates)
+    before = list(writer.prompt_lookup.rates.rates)
     writer.step()
     writer.step()
-    assert writer.kinds == ["plain"] * 2 and writer.copies.rates.rates != before
+    assert writer.kinds == ["plain"] * 2 and writer.prompt_lookup.rates.rates != before
 
 
 def test_plain_steps_far_from_any_match_are_not_planned(monkeypatch):
@@ -192,7 +192,7 @@ def test_plain_steps_far_from_any_match_are_not_planned(monkeypatch):
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_rest_does_not_miss_a_text_that_begins_to_copy(at: int):
+def test_rest_does_not_miss_the_start_of_a_repetition(at: int):
     """Wherever it begins between two looks, at most some of its first tokens are plain."""
     text = [*prose(600 + at), *copy(300)]
     writer = Writer(text, 300, 0.05, costs_of(FLAT, draft=9.0))

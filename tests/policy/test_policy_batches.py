@@ -25,17 +25,22 @@ from reference.virtual_clock import (
     JointMachine,
     Parts,
     Run,
-    Text,
+    SyntheticSequence,
     decode,
 )
 
 DEPTH = 15
-EASY, HARD, HOPELESS, LOOPING = (0.92, 0.8, 0.4), (0.47, 1.5, 0.6), (0.03, 0.8, 0.4), (0.97, 0.3, 0.4)
+HIGH_ACCEPTANCE, LOW_ACCEPTANCE, HOPELESS, LOOPING = (
+    (0.92, 0.8, 0.4),
+    (0.47, 1.5, 0.6),
+    (0.03, 0.8, 0.4),
+    (0.97, 0.3, 0.4),
+)
 
 
-def texts(n: int, *kinds: tuple[float, float, float], off: float = 0.0) -> list[Text]:
+def synthetic(n: int, *kinds: tuple[float, float, float], off: float = 0.0) -> list[SyntheticSequence]:
     made = [kinds[i % len(kinds)] for i in range(n)]
-    return [Text(h, i, spread=s, others=o, off=off) for i, (h, s, o) in enumerate(made)]
+    return [SyntheticSequence(h, i, spread=s, others=o, off=off) for i, (h, s, o) in enumerate(made)]
 
 
 def policy_for(machine: JointMachine) -> Policy:
@@ -57,7 +62,7 @@ def grown(sequences: list[Sequence], plans: list[Plan], seed: int = 0) -> list[T
     """A tree of made-up candidates for every plan."""
     found = []
     for i, (one, plan) in enumerate(zip(sequences, plans)):
-        rows, _ = Text(0.6 + 0.005 * i, seed, spread=1.0, length=64).at(i, DEPTH)
+        rows, _ = SyntheticSequence(0.6 + 0.005 * i, seed, spread=1.0, length=64).at(i, DEPTH)
         assert one.pending is not None
         found.append(root_only(one.pending) if plan.kind == "plain" else plan.build(one.pending, rows))
     return found
@@ -83,7 +88,7 @@ def test_every_sequence_has_its_column_and_no_more_are_taken_than_there_are(n: i
         policy.record(nothing(cut))
 
 
-def test_a_width_that_was_asked_for_stays_while_there_is_room():
+def test_a_requested_width_stays_while_it_fits():
     policy = policy_for(JOINT_H100)
     sequences = [
         sequence(), sequence("tree", 15), sequence("chain", 12), sequence("plain"), sequence()
@@ -141,10 +146,10 @@ def test_the_plan_of_a_mode(mode, depth, plan):
 
 
 @pytest.mark.parametrize(
-    "mode, depth, said", [("chain", 0, "draft"), ("tree", 0, "draft"), ("forest", 15, "mode")]
+    "mode, depth, message", [("chain", 0, "draft"), ("tree", 0, "draft"), ("forest", 15, "mode")]
 )
-def test_a_mode_that_cannot_be_is_refused(mode, depth, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_mode_that_cannot_be_is_refused(mode, depth, message):
+    with pytest.raises(ConfigError, match=message):
         plan_of(mode, 31, depth)
 
 
@@ -163,7 +168,7 @@ def test_a_plan_builds_its_tree():
 @pytest.mark.parametrize("n", [2, 8, 16])
 @pytest.mark.parametrize("machine", [JOINT_H100, JOINT_CPU], ids=["h100", "cpu"])
 def test_never_below_plain_batching(machine: JointMachine, n: int, hits: float, off: float):
-    run = decode(policy_for(machine), machine, texts(n, (hits, 0.8, 0.3), off=off), steps=300)
+    run = decode(policy_for(machine), machine, synthetic(n, (hits, 0.8, 0.3), off=off), steps=300)
     late = n * 150 / sum(run.ms[150:])
     assert late >= 0.97 * plain_rate(machine, n) or run.rate() > plain_rate(machine, n)
     assert run.rate() >= (0.94 if off == 0 else 0.9) * plain_rate(
@@ -173,19 +178,23 @@ def test_never_below_plain_batching(machine: JointMachine, n: int, hits: float, 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("off", [0.0, 2.0, 4.0], ids=["honest", "bold", "certain"])
-@pytest.mark.parametrize("new_text", [0, 60], ids=["long", "short"])
-def test_drafts_that_never_hit_cost_next_to_nothing(n: int, off: float, new_text: int):
+@pytest.mark.parametrize("restart_every", [0, 60], ids=["long", "short"])
+def test_drafts_that_never_hit_cost_next_to_nothing(n: int, off: float, restart_every: int):
     run = decode(
-        policy_for(LINEAR_CPU), LINEAR_CPU, texts(n, HOPELESS, off=off), steps=700, new_text=new_text
+        policy_for(LINEAR_CPU),
+        LINEAR_CPU,
+        synthetic(n, HOPELESS, off=off),
+        steps=700,
+        restart_every=restart_every,
     )
     assert run.rate() >= 0.97 * plain_rate(LINEAR_CPU, n)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-def test_texts_that_repeat_themselves_slow_nothing_down(n: int):
+def test_repeating_sequences_slow_nothing_down(n: int):
     rates = [
         decode(policy_for(LINEAR_CPU), LINEAR_CPU, made, steps=700).rate() / plain_rate(LINEAR_CPU, n)
-        for made in (texts(n, LOOPING), texts(1, LOOPING) + texts(n, HOPELESS)[1:])
+        for made in (synthetic(n, LOOPING), synthetic(1, LOOPING) + synthetic(n, HOPELESS)[1:])
     ]
     assert rates[0] >= 1.1 and rates[1] >= 0.97
 
@@ -194,14 +203,14 @@ def test_texts_that_repeat_themselves_slow_nothing_down(n: int):
 @pytest.mark.parametrize("looping", [0, 1, 8])
 def test_costs_that_are_far_off_lose_no_more(n: int, looping: int):
     """Of drafted steps half of what they take is measured, so that they seem to pay where they do not."""
-    made = texts(min(n, looping), LOOPING) + texts(n, HOPELESS)[looping:]
-    run = decode(policy_for(LINEAR_CPU), LINEAR_CPU, made, steps=700, told=0.5)
+    made = synthetic(min(n, looping), LOOPING) + synthetic(n, HOPELESS)[looping:]
+    run = decode(policy_for(LINEAR_CPU), LINEAR_CPU, made, steps=700, reported=0.5)
     assert run.rate() >= 0.96 * plain_rate(LINEAR_CPU, n)
 
 
 @pytest.mark.parametrize("n", [4, 8])
 def test_high_acceptance_is_drafted_and_low_does_not_starve(n: int):
-    run = decode(policy_for(JOINT_H100), JOINT_H100, texts(n, EASY, HARD), steps=200)
+    run = decode(policy_for(JOINT_H100), JOINT_H100, synthetic(n, HIGH_ACCEPTANCE, LOW_ACCEPTANCE), steps=200)
     assert 1000 * run.rate() >= (1150 if n == 8 else 850)
     assert min(run.tokens) / sum(run.ms) >= 0.5 * plain_rate(JOINT_H100, n) / n
 
@@ -229,7 +238,7 @@ def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(
         return [tree.first(columns - 1) for tree in trees]
 
     def run(**how) -> Run:
-        return decode(policy_for(machine), machine, texts(n, EASY, HARD), **how)
+        return decode(policy_for(machine), machine, synthetic(n, HIGH_ACCEPTANCE, LOW_ACCEPTANCE), **how)
 
     others = run(steps=80, cut=equal, plan=lambda p: [plan] * n)
     assert run(steps=160).rate() >= times * others.rate()
@@ -237,13 +246,13 @@ def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(
 
 def test_drafts_shrink_when_there_are_many():
     def columns(n: int) -> int:
-        run = decode(policy_for(JOINT_H100), JOINT_H100, texts(n, EASY), steps=60)
+        run = decode(policy_for(JOINT_H100), JOINT_H100, synthetic(n, HIGH_ACCEPTANCE), steps=60)
         return sorted(run.blocks)[len(run.blocks) // 2]
 
     assert columns(2) > columns(16)
 
 
-def test_a_text_that_turns_easy_is_found():
+def test_a_rise_in_acceptance_is_noticed():
     """One of two is hopeless for 300 tokens, then easy: left out, tried now and then, drafted soon after it has turned."""
     seen = []
 
@@ -251,8 +260,12 @@ def test_a_text_that_turns_easy_is_found():
         seen.append(plans[0].kind != "plain")
         return plans
 
-    turning = Parts([Text(0.03, 1), Text(0.97, 3, spread=0.3)], lambda at: at >= 300)
-    run = decode(policy_for(JOINT_CPU), JOINT_CPU, [turning, Text(0.03, 2)], steps=700, plan=note)
+    turning = Parts(
+        [SyntheticSequence(0.03, 1), SyntheticSequence(0.97, 3, spread=0.3)], lambda at: at >= 300
+    )
+    run = decode(
+        policy_for(JOINT_CPU), JOINT_CPU, [turning, SyntheticSequence(0.03, 2)], steps=700, plan=note
+    )
     assert run.tokens[0] > 1200
     assert sum(seen[20:300]) <= 14
     assert sum(seen[-100:]) >= 90
@@ -274,7 +287,7 @@ def test_plain_batching_gets_known_though_drafting_pays():
     policy = policy_for(SEVERAL_H100)
     for n in (8, 16, 12):
         before = policy.costs.knows_plain(n)
-        run = decode(policy, SEVERAL_H100, texts(n, EASY), steps=30)
+        run = decode(policy, SEVERAL_H100, synthetic(n, HIGH_ACCEPTANCE), steps=30)
         assert sum(not drafting for drafting in run.drafting) == (0 if before else 1)
         assert policy.costs.knows_plain(n)
     assert not policy.costs.knows_plain(24)
@@ -282,7 +295,7 @@ def test_plain_batching_gets_known_though_drafting_pays():
 
 def test_building_the_graphs_of_a_shape_is_no_loss_but_once():
     """A cache that is too small for the graphs builds them again and again: that counts."""
-    policy, text = Policy(DEPTH, H100.costs(), is_gpu=True), Text(0.9, 3)
+    policy, text = Policy(DEPTH, H100.costs(), is_gpu=True), SyntheticSequence(0.9, 3)
     decode(policy, H100, [text], steps=30)
     left: list[float] = []
     for _ in range(3):

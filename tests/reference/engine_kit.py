@@ -71,7 +71,7 @@ def fresh(engine: Any, ids: list[int] = PROMPT) -> Any:
     return engine
 
 
-def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
+def foretold(engine: Any, tokens: list[int], first: int, seed: int = 0) -> None:
     """Let the engine's draft know the text `said` that follows `first` committed tokens: of every depth the right token and
     another, either of them first, so that accepted paths run through all of a tree and rows must move."""
     rng = np.random.default_rng(seed)
@@ -83,7 +83,7 @@ def foretold(engine: Any, said: list[int], first: int, seed: int = 0) -> None:
 
     def one(sequence: Any) -> Rows:
         at = sequence.n_tokens - first + 1
-        right = np.array(said[at : at + drafter.depth] or [0])
+        right = np.array(tokens[at : at + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1)
         swapped = rng.random(len(ids)) < 0.5
         ids[swapped] = ids[swapped, ::-1]

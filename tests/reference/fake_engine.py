@@ -354,7 +354,7 @@ class FakeSlot:
         self._state = 0
         self._kept: tuple[int, ...] = ()  # tokens whose rows outlive a reset or restore, until the next write
         self._logits: np.ndarray | None = None
-        self._torn = False
+        self._inconsistent = False
         self._script: list[int] = []
         self._origin = 0
         self._claim = Claim()
@@ -386,7 +386,7 @@ class FakeSlot:
 
     def _usable(self) -> None:
         self._there()
-        if self._torn:
+        if self._inconsistent:
             raise DeviceError(
                 "the state is inconsistent after an interrupt or error inside a pass; call reset() and prefill again"
             )
@@ -412,9 +412,9 @@ class FakeSlot:
     def reset(self) -> None:
         with self._claim.by("reset"), self.engine.passing:
             self._there()
-            self._kept = () if self._torn else max(self._kept, tuple(self._tokens), key=len)
+            self._kept = () if self._inconsistent else max(self._kept, tuple(self._tokens), key=len)
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
-            self._torn = False
+            self._inconsistent = False
 
     def prefill(
         self, ids: Sequence[int], progress=None, should_stop=None, take_row=None, beside=None
@@ -453,10 +453,10 @@ class FakeSlot:
 
     def _run(self, ids: Sequence[int]) -> np.ndarray:
         """A pass that commits ids; the row after them. What breaks it off tears the state."""
-        self._torn, self._kept = True, ()
+        self._inconsistent, self._kept = True, ()
         tokens, state = [*self._tokens, *ids], _hashed(self._state, ids)
         row = self._row(tokens, state)
-        self._tokens, self._state, self._torn = tokens, state, False
+        self._tokens, self._state, self._inconsistent = tokens, state, False
         return row
 
     def _row(self, tokens: Sequence[int], state: int) -> np.ndarray:
@@ -464,10 +464,10 @@ class FakeSlot:
         row = np.random.default_rng(state).normal(size=self.n_vocab).astype(np.float32)
         row[32:127] += 2.0
         row[self.tokenizer.n_vocab :] -= 9.0
-        said = len(tokens) - self._origin
-        if self._script and list(tokens[self._origin :]) == self._script[:said]:
+        n_emitted = len(tokens) - self._origin
+        if self._script and list(tokens[self._origin :]) == self._script[:n_emitted]:
             eos = self.tokenizer.eos_id
-            row[self._script[said] if said < len(self._script) else eos] += 30.0
+            row[self._script[n_emitted] if n_emitted < len(self._script) else eos] += 30.0
         row.setflags(write=False)
         return row
 
@@ -660,7 +660,7 @@ class FakeSlot:
             held = max(self._kept, tuple(self._tokens), key=len)
             self._kept = snapshot.tokens if snapshot.rows is not None else held
             self._tokens, self._state = list(snapshot.tokens), snapshot.state
-            self.pending, self._logits, self._torn = None, snapshot.logits, False
+            self.pending, self._logits, self._inconsistent = None, snapshot.logits, False
             self.engine.n_restored += 1
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def start_browser(profile: Path) -> webdriver.Chrome:
     return webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
 
 
-def said(request: Any) -> list[tuple[str, str]]:
+def contents(request: Any) -> list[tuple[str, str]]:
     """Roles and contents that a request sent."""
     return [(m["role"], m["content"]) for m in request.messages]
 

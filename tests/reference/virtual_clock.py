@@ -182,13 +182,13 @@ JOINT_CPU = JointMachine(
 class Source(Protocol):
     """A text that is there before anyone drafts it."""
 
-    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
+    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
         """What the draft says of the `depth` places behind `place`, and the tokens that are right there."""
         ...
 
 
 @dataclass
-class Text:
+class SyntheticSequence:
     """A text of places. hits: probability that the best candidate of a place is right, given that the path is."""
 
     hits: float
@@ -212,12 +212,12 @@ class Text:
         self._order = np.argsort(-believed, 1, kind="stable").astype(np.int32)
         self._log_probs = np.take_along_axis(believed, self._order, 1)
 
-    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
-        places = np.arange(place + 1, place + 1 + depth)
-        here, firsts = places % self.length, (RANKS + 1) * places[:, None]
+    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
+        positions = np.arange(position + 1, position + 1 + depth)
+        here, firsts = positions % self.length, (RANKS + 1) * positions[:, None]
         ids, right = self._order[here] + firsts, self._truth[here] + firsts[:, 0]
         if self.word is not None:
-            words = np.array([self.word(int(p)) for p in places], np.int64)
+            words = np.array([self.word(int(p)) for p in positions], np.int64)
             ids = np.where(ids == right[:, None], words[:, None], ids + (1 << 29))
             right = words
         return Rows(ids.astype(np.int32), self._log_probs[here]), right
@@ -230,13 +230,16 @@ class Parts:
     parts: Items[Source]
     which: Callable[[int], int]
 
-    def at(self, place: int, depth: int) -> tuple[Rows, np.ndarray]:
-        return self.parts[self.which(place)].at(place, depth)
+    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
+        return self.parts[self.which(position)].at(position, depth)
 
 
 def by_turns(*hits: float, every: int = 300, seed: int = 0, off: float = 0.0) -> Parts:
     """A text whose kind changes every so many places."""
-    return Parts([Text(h, seed + i, off=off) for i, h in enumerate(hits)], lambda at: at // every % len(hits))
+    return Parts(
+        [SyntheticSequence(h, seed + i, off=off) for i, h in enumerate(hits)],
+        lambda at: at // every % len(hits),
+    )
 
 
 def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
@@ -269,14 +272,14 @@ Cut = Callable[[Policy, list[Tree]], list[Tree]]
 def decode(
     policy: Policy,
     machine: Machine | JointMachine | Callable[[int], Machine],
-    texts: Items[Source],
+    sources: Items[Source],
     n_tokens: int | None = None,
     steps: int = 1 << 30,
     mode: Mode = "auto",
     budget: int = 31,
     seed: int = 0,
-    new_text: int = 0,
-    told: float = 1.0,
+    restart_every: int = 0,
+    reported: float = 1.0,
     cut: Cut | None = None,
     plan: Callable[[list[Plan]], list[Plan]] | None = None,
 ) -> Run:
@@ -289,16 +292,16 @@ def decode(
         told: What is measured of a drafted step, as a part of what it takes.
         cut, plan: In place of what the policy decides.
     """
-    rng, run, n = np.random.default_rng(seed), Run(), len(texts)
+    rng, run, n = np.random.default_rng(seed), Run(), len(sources)
     run.tokens = [0] * n
-    sequences = [_begun(text, 0, mode, budget) for text in texts]
+    sequences = [_begun(source, 0, mode, budget) for source in sources]
     committed = 0  # paths for which the next draft waits
     measured = policy.costs.measured
 
-    def as_told(kind: Pass, ms: float, *where: int) -> None:
-        measured(kind, ms if kind == "plain" else told * ms, *where)
+    def as_reported(kind: Pass, ms: float, *where: int) -> None:
+        measured(kind, ms if kind == "plain" else reported * ms, *where)
 
-    policy.costs.measured = as_told  # type: ignore[method-assign, assignment]
+    policy.costs.measured = as_reported  # type: ignore[method-assign, assignment]
 
     def took(ms: float) -> float:
         if here.spikes and rng.random() < here.spikes:
@@ -314,13 +317,13 @@ def decode(
         block = max([(plans[i].depth or policy.depth) + 1 for i in drafted], default=0)
         trees = [root_only(s.pending or 0) for s in sequences]
         for i in drafted:
-            trees[i] = plans[i].build(sequences[i].pending or 0, texts[i].at(run.tokens[i], block - 1)[0])
+            trees[i] = plans[i].build(sequences[i].pending or 0, sources[i].at(run.tokens[i], block - 1)[0])
         trees = policy.cut(trees) if cut is None else cut(policy, trees)
         policy.think()
         accepted = []
-        for text, tree, at in zip(texts, trees, run.tokens):
+        for source, tree, at in zip(sources, trees, run.tokens):
             deepest = int(tree.depths.max()) + 1
-            accepted.append(_walk(tree, text.at(at, deepest)[1].tolist()))
+            accepted.append(_walk(tree, source.at(at, deepest)[1].tolist()))
         total = sum([tree.width for tree in trees])
         draft = took(here.draft_ms(block * len(drafted)) + here.commit * committed) if drafted else 0.0
         if total > n:
@@ -341,15 +344,15 @@ def decode(
         for i, what in enumerate(accepted):
             before = run.tokens[i]
             run.tokens[i] += len(what.tokens)
-            if new_text and before // new_text != run.tokens[i] // new_text:
-                sequences[i] = _begun(texts[i], run.tokens[i], mode, budget)
+            if restart_every and before // restart_every != run.tokens[i] // restart_every:
+                sequences[i] = _begun(sources[i], run.tokens[i], mode, budget)
     policy.costs.measured = measured  # type: ignore[method-assign]
     return run
 
 
-def _begun(text: Source, at: int, mode: Mode, budget: int) -> Sequence:
+def _begun(source: Source, at: int, mode: Mode, budget: int) -> Sequence:
     """A sequence whose prompt has been read; its first token is the one at place `at`."""
-    first = int(text.at(at - 1, 1)[1][0])
+    first = int(source.at(at - 1, 1)[1][0])
     return Sequence(tokens=[-1] * 32, pending=first, mode=mode, budget=budget)
 
 

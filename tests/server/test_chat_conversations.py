@@ -12,7 +12,7 @@ pytest.importorskip("selenium", reason="selenium is not installed: the chat page
 pytest.importorskip("starlette", reason="the server extra is not installed")
 from selenium.webdriver.common.keys import Keys
 
-from reference.page_kit import Page, said
+from reference.page_kit import Page, contents
 from reference.server_kit import ScriptedRunner, plain, wait_until
 
 
@@ -37,7 +37,7 @@ def test_history_settings_and_new_chat(open_page: Callable[..., Page], runner: S
     page.find("#prompt").send_keys("lines", Keys.ENTER)
     page.until(lambda: len(runner.requests) == 2 and page.idle())
     request = runner.requests[1]
-    assert said(request) == [
+    assert contents(request) == [
         ("system", "Be brief"),
         ("user", "One"),
         ("assistant", "Answer: 42"),
@@ -73,7 +73,7 @@ def test_a_new_chat_while_an_answer_streams_begins_empty(
     assert page.texts(".message") == []
     runner.script = lambda request: plain("Fresh")
     page.answered("Who are you?")
-    assert said(runner.requests[1]) == [("user", "Who are you?")]
+    assert contents(runner.requests[1]) == [("user", "Who are you?")]
     assert page.texts("#conversations .entry") == ["Who are you?", "Go on for ever"]
     page.click("#conversations .entry[title='Go on for ever']")
     page.until(lambda: page.texts(".message.user .text") == ["Go on for ever"])
@@ -92,7 +92,7 @@ def test_roles_alternate_after_an_answer_that_was_stopped_before_its_first_word(
     page.until(page.idle)
     runner.script = lambda request: plain()
     page.answered("Second")
-    assert said(runner.requests[-1]) == [("user", "First"), ("assistant", ""), ("user", "Second")]
+    assert contents(runner.requests[-1]) == [("user", "First"), ("assistant", ""), ("user", "Second")]
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(
@@ -130,7 +130,7 @@ def test_conversations_are_kept(open_page: Callable[..., Page], runner: Scripted
     page.until(lambda: page.texts(".message.user .text") == ["Erste Frage"])
     page.until(page.connected)
     page.answered("More")
-    assert said(runner.requests[-1])[:2] == [("user", "Erste Frage"), ("assistant", "Answer: 42")]
+    assert contents(runner.requests[-1])[:2] == [("user", "Erste Frage"), ("assistant", "Answer: 42")]
     page.press("More for Erste Frage")
     page.click(".entry-menu button:nth-child(1)")
     field = page.find("input.entry")
@@ -203,7 +203,7 @@ def test_answer_again_edit_continue_and_delete(
     runner.script = lambda request: plain("Another\n\none\n\nin parts")
     page.press("Answer again")
     page.until(lambda: page.texts(answer) == ["Anotheronein parts"] and page.idle())
-    assert said(runner.requests[1]) == [("user", "Question")]
+    assert contents(runner.requests[1]) == [("user", "Question")]
     assert page.texts(".versions") == ["2/2"]
     page.press("Earlier version")
     page.until(lambda: page.texts(answer) == ["Answer: 42"])
@@ -214,7 +214,7 @@ def test_answer_again_edit_continue_and_delete(
     page.find(".editing textarea").send_keys(Keys.CONTROL + "a")
     page.find(".editing textarea").send_keys("Better question", Keys.ENTER)
     page.until(lambda: len(runner.requests) == 3 and page.idle())
-    assert said(runner.requests[2]) == [("user", "Better question")]
+    assert contents(runner.requests[2]) == [("user", "Better question")]
     assert page.texts(".message.user .text") == ["Better question"]
     # an edited answer is changed in place, and is what the model is told it said
     page.press("Edit")
@@ -226,7 +226,7 @@ def test_answer_again_edit_continue_and_delete(
     page.press("Continue")
     page.until(lambda: page.texts(answer) == ["Edited and more"] and page.idle())
     assert runner.requests[3].continue_final_message is True
-    assert said(runner.requests[3])[-1] == ("assistant", "Edited")
+    assert contents(runner.requests[3])[-1] == ("assistant", "Edited")
     page.press("Delete")
     page.until(lambda: page.texts(".message.assistant") == [])
     page.click("#toast button")
@@ -256,7 +256,7 @@ def test_attached_files(open_page: Callable[..., Page], runner: ScriptedRunner, 
     page.press("Remove drop.js")
     page.answered("Explain")
     wanted = "File: a.md\n````\nsome\n```\ncode\n```\n````\n\nFile: paste.js\n```\nlet x;\n```\n\nExplain"
-    assert said(runner.requests[0]) == [("user", wanted)]
+    assert contents(runner.requests[0]) == [("user", wanted)]
     assert (
         page.texts(".message.user .chip .name") == ["a.md", "paste.js"] and page.texts("#chips .name") == []
     )

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.session.events import Begin, Finish, ReasoningDelta, TextDelta
-from reference.page_kit import Page, said
+from reference.page_kit import Page, contents
 from reference.server_kit import USAGE, ScriptedRunner, plain, wait_until
 
 
@@ -173,7 +173,7 @@ def test_formulas(open_page: Callable[..., Page], runner: ScriptedRunner) -> Non
     assert page.browser.find_elements(By.CSS_SELECTOR, ".text [href]") == [] and page.errors() == []
 
 
-def test_a_growing_text_leaves_what_stands_alone(open_page: Callable[..., Page]) -> None:
+def test_streaming_leaves_finished_parts_untouched(open_page: Callable[..., Page]) -> None:
     """Any pieces give the same page as the whole, and blocks that are complete are not made again."""
     page = open_page()
     text = RICH + "\n```js\nlet a = 1;\n\nlet b;\n```\n\n$$\nx\n$$\n\n[x] y\n\n[x]: https://example.org/\n"
@@ -236,11 +236,11 @@ def test_errors_are_shown_and_tried_again(open_page: Callable[..., Page], runner
     page.answered("Lost")
     runner.script = lambda request: plain("Fine")
     page.answered("Last")
-    assert ("user", "Lost") not in said(runner.requests[-1])
-    assert said(runner.requests[-1])[-2:] == [("assistant", "Now it works"), ("user", "Last")]
+    assert ("user", "Lost") not in contents(runner.requests[-1])
+    assert contents(runner.requests[-1])[-2:] == [("assistant", "Now it works"), ("user", "Last")]
 
 
-def test_the_tree_shows_what_steps_say(open_page: Callable[..., Page]) -> None:
+def test_the_tree_shows_the_step_reports(open_page: Callable[..., Page]) -> None:
     """Small drops in wide trees, no overlaps, and no token of the model's own where none came."""
     page = open_page()
     rows = page.script(
@@ -304,8 +304,8 @@ def test_the_tree_shows_what_steps_say(open_page: Callable[..., Page]) -> None:
     assert [kind for kind, _ in copied] == [
         "node kept", "node kept copied", "node rejected copied", "node rejected", "node bonus",
     ]  # fmt: skip
-    told = [title.partition("%")[2] for _, title in copied]
-    assert told == ["", ", drafted and copied", ", copied", ", drafted", ""]
+    sources = [title.partition("%")[2] for _, title in copied]
+    assert sources == ["", ", drafted and copied", ", copied", ", drafted", ""]
     alone = page.script(
         """
         const { draw } = await import("/static/tree.js");
@@ -414,12 +414,12 @@ def test_theme(open_page: Callable[..., Page]) -> None:
     assert ground() == dark
 
 
-@pytest.mark.parametrize("told", [{"chat_template": None}, {"model_path": "demo-target-q8_0.gguf"}])
-def test_models_without_conversation_continue_the_text(
-    open_page: Callable[..., Page], runner: ScriptedRunner, told: dict[str, Any]
+@pytest.mark.parametrize("facts", [{"chat_template": None}, {"model_path": "demo-target-q8_0.gguf"}])
+def test_models_without_a_template_continue_the_text(
+    open_page: Callable[..., Page], runner: ScriptedRunner, facts: dict[str, Any]
 ) -> None:
     known = runner.info()
-    runner.info = lambda: {**known, **told}  # type: ignore[method-assign]
+    runner.info = lambda: {**known, **facts}  # type: ignore[method-assign]
     runner.script = lambda request: plain("  return *x*")
     page = open_page()
     page.answered("def f(x):")
@@ -432,8 +432,8 @@ def test_models_without_conversation_continue_the_text(
 
 
 def test_no_tree_panel_without_a_draft(open_page: Callable[..., Page], runner: ScriptedRunner) -> None:
-    told = runner.info()
-    runner.info = lambda: {**told, "has_draft": False}  # type: ignore[method-assign]
+    facts = runner.info()
+    runner.info = lambda: {**facts, "has_draft": False}  # type: ignore[method-assign]
     page = open_page()
     assert page.find("#status").text == "no draft" and not page.find("#panel").is_displayed()
     page.find("#toggle-tree").click()

@@ -24,7 +24,7 @@ def emitted(job: Job[Any], events: list[Any]) -> None:
     thread.join()
 
 
-def test_events_that_wait_come_together_and_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_events_are_delivered_in_one_wakeup(monkeypatch: pytest.MonkeyPatch) -> None:
     async def read() -> tuple[list[list[Any]], int]:
         loop, calls = asyncio.get_running_loop(), []
         wake = loop.call_soon_threadsafe

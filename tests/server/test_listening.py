@@ -78,9 +78,9 @@ def test_a_port_that_is_free_nowhere(monkeypatch: pytest.MonkeyPatch, port: int,
     monkeypatch.setattr(socket, "socket", Taken)
     opened.clear()
     Taken.times = 10**6
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         listen("machine", port)
-    assert str(told.value).startswith(words)
+    assert str(caught.value).startswith(words)
     assert opened and all(one.fileno() == -1 for one in opened)
 
 
@@ -126,7 +126,7 @@ def test_a_host_in_a_url(host: str, there: str) -> None:
         (errno.EADDRNOTAVAIL, "--host: '127.0.0.1' is no address of this machine"),
     ],
 )
-def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
+def test_errors_are_reported(monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:
     def refuse(self: Any, address: Any) -> None:
         raise OSError(number, "a reason")
 
@@ -134,6 +134,6 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, number: int, wor
         bind = refuse
 
     monkeypatch.setattr(socket, "socket", Refused)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         listen("127.0.0.1", 8080)
-    assert str(told.value).startswith(words)
+    assert str(caught.value).startswith(words)

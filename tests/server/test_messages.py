@@ -123,7 +123,7 @@ def sent(message: Any, kind: Any) -> Any:
     return theirs.receive(kind)
 
 
-def test_what_a_pipe_says_of_its_end() -> None:
+def test_the_end_of_a_pipe() -> None:
     ours, theirs = map(Pipe, multiprocessing.Pipe())
     assert not theirs.wait(0)
     ours.close()

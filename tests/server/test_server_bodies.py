@@ -368,8 +368,10 @@ def test_the_history_may_hold_halves_and_the_answer_too(
     text = json.dumps({**CONVERSATIONS[path], "stream": stream})
     answer = http.post(path, content=text, headers=TYPE)
     assert answer.status_code == 200 and "internal" not in answer.text, answer.text
-    said = runner.requests[-1].messages
-    assert [m["content"] for m in said if m["content"]] == [WHOLE] * sum(bool(m["content"]) for m in said)
+    messages = runner.requests[-1].messages
+    assert [m["content"] for m in messages if m["content"]] == [WHOLE] * sum(
+        bool(m["content"]) for m in messages
+    )
     body = answer.content.decode()  # is UTF-8
     if not stream and path in (
         "/v1/messages",
@@ -404,7 +406,7 @@ def test_a_stored_conversation_goes_on(rendering: tuple[TestClient, ScriptedRunn
         (rb"\u0000\uffff", "\x00\uffff"),
     ],
 )
-def test_what_becomes_of_texts_that_are_none(
+def test_values_in_place_of_text(
     http: TestClient, runner: ScriptedRunner, inner: bytes, expected: str
 ) -> None:
     body = b'{"messages": [{"role": "user", "content": "%s"}]}' % inner

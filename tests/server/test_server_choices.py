@@ -94,14 +94,14 @@ def test_a_stream_of_choices_equals_the_body(client: Any, echo: bool) -> None:
         "echo": echo,
     }
     whole = client.completions.create(**ask)
-    said, tokens, reasons, usage = [""] * 4, [[] for _ in range(4)], [None] * 4, None
+    answers, tokens, reasons, usage = [""] * 4, [[] for _ in range(4)], [None] * 4, None
     for chunk in client.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         for choice in chunk.choices:
-            said[choice.index] += choice.text
+            answers[choice.index] += choice.text
             tokens[choice.index] += choice.logprobs.tokens if choice.logprobs else []
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]
-    assert said == texts(whole) and reasons == [c.finish_reason for c in whole.choices]
+    assert answers == texts(whole) and reasons == [c.finish_reason for c in whole.choices]
     assert tokens == [c.logprobs.tokens for c in whole.choices]
     assert (usage.prompt_tokens, usage.completion_tokens) == (
         whole.usage.prompt_tokens,
@@ -211,7 +211,7 @@ def test_other_clients_come_between_the_choices() -> None:
     assert [r.prompt for r in runner.requests] == ["many", "other", "many", "many", "many"]
 
 
-def test_whoever_leaves_ends_all_choices() -> None:
+def test_a_disconnect_ends_all_choices() -> None:
     runner = ScriptedRunner(lambda request: None)
     made = service(runner)
     with serving(create_app(made)) as port:

@@ -212,8 +212,8 @@ def test_real_templates_show_all_that_clients_send(name: str) -> None:
         for turn in client["turns"]:
             call = read[client["path"]]({**client["base"], **turn["body"]}, Settings(names=("toy",)))
             prompt = session.prompts.make(call.request).text
-            said = [m["content"].strip() for m in call.request.messages]
-            assert [text for text in said if not is_shown(text, prompt)] == [], client["client"]
+            contents = [m["content"].strip() for m in call.request.messages]
+            assert [text for text in contents if not is_shown(text, prompt)] == [], client["client"]
 
 
 def test_every_client_is_here() -> None:

@@ -33,14 +33,14 @@ JUNK = st.one_of(
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of everything inside `value`."""
     children = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
     for key, child in children:
         yield (*path, key)
-        yield from places(child, (*path, key))
+        yield from paths(child, (*path, key))
 
 
 @st.composite
@@ -49,7 +49,7 @@ def changed(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     path = draw(st.sampled_from(sorted(REQUESTS)))
     body = copy.deepcopy(REQUESTS[path])
     for _ in range(draw(st.integers(0, 3))):
-        where = draw(st.sampled_from(sorted(places(body), key=repr) or [("x",)]))
+        where = draw(st.sampled_from(sorted(paths(body), key=repr) or [("x",)]))
         holder: Any = body
         for key in where[:-1]:
             holder = holder[key]

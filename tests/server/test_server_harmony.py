@@ -25,7 +25,7 @@ HI = [{"role": "user", "content": "Hi"}]
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": PARAMETERS}}
 THOUGHT = "<|channel|>analysis<|message|>Hm <b>.<|end|><|start|>assistant"
-SAID = THOUGHT + "<|channel|>final<|message|>Yes.<|return|>"
+REPLY = THOUGHT + "<|channel|>final<|message|>Yes.<|return|>"
 CALLED = THOUGHT + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "wanted"}<|call|>'
 # path -> what the body has for an effort, and for a tool
 SURFACES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -89,12 +89,10 @@ def everything(text: str) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", SURFACES)
-def test_what_is_said_and_called(
-    server: tuple[TestClient, Prompts, FakeEngine], path: str, stream: bool
-) -> None:
+def test_text_and_calls(server: tuple[TestClient, Prompts, FakeEngine], path: str, stream: bool) -> None:
     http, runner, engine = server
     asked, tools = SURFACES[path]
-    for reply, more, words in ((SAID, {}, "Yes."), (CALLED, tools, "wanted")):
+    for reply, more, words in ((REPLY, {}, "Yes."), (CALLED, tools, "wanted")):
         engine.replies = [reply]
         response = http.post(path, json={"model": "toy", "stream": stream, **asked, **more})
         assert response.status_code == 200, response.text

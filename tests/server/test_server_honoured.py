@@ -145,7 +145,7 @@ def test_names_of_the_sampler(http: TestClient, runner: ScriptedRunner) -> None:
     )
 
 
-def test_harmless_values_say_nothing(http: TestClient) -> None:
+def test_ignored_values_do_not_warn(http: TestClient) -> None:
     chat(
         http,
         cache_prompt=False,
@@ -236,7 +236,7 @@ def test_a_grammar_ends_an_answer_that_may_not_end(toy: tuple[TestClient, FakeEn
     assert answer["choices"][0]["message"]["content"] in ("yes", "no")
 
 
-def test_a_prompt_that_does_not_fit_says_by_how_much(toy: tuple[TestClient, FakeEngine]) -> None:
+def test_a_prompt_that_does_not_fit_reports_by_how_much(toy: tuple[TestClient, FakeEngine]) -> None:
     """Whoever finds out first, the tokeniser on its way or the count at the end."""
     http, engine = toy
     bare = http.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1}).json()["usage"][

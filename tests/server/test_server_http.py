@@ -383,7 +383,7 @@ def test_names_of_hosts(
         ("*", "*"),
     ],
 )
-def test_an_allowed_name_is_what_a_header_says(name: str, plain: str) -> None:
+def test_an_allowed_name_is_taken_from_the_header(name: str, plain: str) -> None:
     assert check_name(name) == plain
 
 
@@ -419,7 +419,7 @@ def test_no_advice_to_allow_what_is_no_name(runner: ScriptedRunner, host: str) -
     assert refused.status_code == 400 and "--allowed-host" not in refused.json()["error"]["message"]
 
 
-def test_failed_load_is_told() -> None:
+def test_a_failed_load_is_reported() -> None:
     def refuse(progress: Any) -> Any:
         raise DeviceError("no memory for the K/V cache")
 

@@ -70,7 +70,7 @@ def test_a_completion_and_its_stream(http: TestClient) -> None:
     assert "timings" not in chunks(http)[0]
 
 
-def test_stops_and_ends_say_which(http: TestClient) -> None:
+def test_stop_reasons_name_their_cause(http: TestClient) -> None:
     engine = FakeEngine(replies=["one STOP two", "ended"])
     with serving(engine) as client:
         stopped = completed(client, n_predict=40, stop=["STOP"], temperature=0)

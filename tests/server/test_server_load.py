@@ -59,7 +59,7 @@ class Clients:
         return connection
 
 
-def test_32_clients_of_one_address_are_served_in_turn(runner: ScriptedRunner) -> None:
+def test_32_clients_of_one_address_are_served_in_order(runner: ScriptedRunner) -> None:
     made = service(runner)
     with serving(create_app(made)) as port, ExitStack() as stack:
         clients = Clients(port, stack)
@@ -94,7 +94,7 @@ def test_a_client_has_a_limit_of_its_own(runner: ScriptedRunner) -> None:
             assert int(response.headers["retry-after"]) >= 1 and response.headers["x-should-retry"] == "true"
 
 
-def test_a_newcomer_is_before_whoever_is_being_answered(runner: ScriptedRunner) -> None:
+def test_a_new_client_goes_before_clients_being_served(runner: ScriptedRunner) -> None:
     made = service(runner, keys=["busy", "new"])
     with serving(create_app(made)) as port, ExitStack() as stack:
         clients = Clients(port, stack)
@@ -106,11 +106,11 @@ def test_a_newcomer_is_before_whoever_is_being_answered(runner: ScriptedRunner) 
             wait_until(lambda n=n: made.worker.waiting == n)
         first.close()
         assert [connection.getresponse().status for connection in asked] == [200] * 3
-    said = [request.messages[0]["content"] for request in runner.requests]
-    assert said == ["endless", "new", "busy 1", "busy 2"]
+    contents = [request.messages[0]["content"] for request in runner.requests]
+    assert contents == ["endless", "new", "busy 1", "busy 2"]
 
 
-def test_a_client_that_fills_its_share_leaves_others_every_second_place(runner: ScriptedRunner) -> None:
+def test_a_client_over_its_share_leaves_others_every_second_slot(runner: ScriptedRunner) -> None:
     """It holds all places and its part of the queue; of those that end every second goes to the other one."""
     runner.parallel = 2
     made = service(runner, queue_limit=9, client_limit=4, keys=["busy", "new"])
@@ -128,8 +128,8 @@ def test_a_client_that_fills_its_share_leaves_others_every_second_place(runner: 
         held[0].close()
         assert [connection.getresponse().status for connection in asked] == [200] * 8
         held[1].close()
-    said = [request.messages[0]["content"] for request in runner.requests]
-    assert said[2:] == ["4", "0", "5", "1", "6", "2", "7", "3"]
+    contents = [request.messages[0]["content"] for request in runner.requests]
+    assert contents[2:] == ["4", "0", "5", "1", "6", "2", "7", "3"]
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_text_of_megabytes_is_refused_by_its_bytes(
     tokenizer = engine.tokenizer
     monkeypatch.setattr(tokenizer, "_with_special", type("Never", (), {"encode_batch_fast": never})())
     words = "exceed context window of 1024"
-    for path, body, told in (
+    for path, body, expected in (
         (PATH, chat("word " * 1_400_000), words),
         ("/v1/completions", {"prompt": "word " * 1_400_000}, words),
         ("/v1/messages", {**chat("word " * 1_400_000), "max_tokens": 5}, "prompt is too long"),  # Anthropic's
@@ -168,7 +168,7 @@ def test_a_text_of_megabytes_is_refused_by_its_bytes(
     ):
         response = client.post(path, json=body)
         message = response.json()["error"]["message"]
-        assert response.status_code == 400 and told in message
+        assert response.status_code == 400 and expected in message
         assert "not all counted" in message or path == "/v1/messages"
 
 

@@ -83,7 +83,7 @@ def test_a_field_without_a_name_leaves_no_blank_at_the_end_of_the_header() -> No
     assert notes.header == "ignored: ?,"
 
 
-def test_the_name_of_a_file_is_told() -> None:
+def test_the_name_of_a_file_is_shown_to_the_model() -> None:
     part = {"type": "file", "file": {"filename": "a.pdf"}}
     assert content_text([part], "c", Notes()) == "[file 'a.pdf' left out: this model reads text only]"
 

@@ -157,7 +157,7 @@ def test_errors_have_ollamas_shape() -> None:
         assert "internal error" in last["error"] and "secret" not in last["error"]
 
 
-def test_a_length_and_a_cut_call_are_told() -> None:
+def test_a_length_limit_and_a_cut_call_are_reported() -> None:
     runner = ScriptedRunner(
         lambda request: [
             Begin(3, 0),

@@ -187,7 +187,7 @@ def test_chat_logprobs(client: Any, runner: ScriptedRunner) -> None:
     assert [t.token for t in content] == ["Hi"]
 
 
-def test_an_answer_without_text_has_no_logprobs_but_says_so(client: Any, runner: ScriptedRunner) -> None:
+def test_an_answer_without_text_reports_that_it_has_no_logprobs(client: Any, runner: ScriptedRunner) -> None:
     """Asked for, they are an empty object; not asked for, null."""
     runner.script = lambda request: [Begin(12, 5), *plain("")[1:]]
     chat = client.chat.completions.create(model="toy", messages=ASK, logprobs=True).choices[0]
@@ -397,7 +397,7 @@ def test_notes_are_one_short_line_of_ascii(http: TestClient) -> None:
     assert notes.startswith("ignored: na?ve??x-evil: 1, field_0, ")
 
 
-def test_what_is_true_of_many_messages_is_said_once(http: TestClient) -> None:
+def test_a_note_about_many_messages_is_given_once(http: TestClient) -> None:
     messages = [*ASK, *({"role": "critic", "content": str(i)} for i in range(3))]
     tools = [{"type": "function", "odd": i, "function": {"name": f"f{i}"}} for i in range(3)]
     body = {"messages": messages, "tools": tools}
@@ -416,7 +416,7 @@ def test_any_model_name_is_answered_and_the_served_one_reported(
     assert caught.value.code == "model_not_found" and "toy" in str(caught.value)
 
 
-def test_a_prompt_that_does_not_fit_says_by_how_much(client: Any, runner: ScriptedRunner) -> None:
+def test_a_prompt_that_does_not_fit_reports_by_how_much(client: Any, runner: ScriptedRunner) -> None:
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(

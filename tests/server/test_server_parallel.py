@@ -57,7 +57,7 @@ def endless_or_plain(request: Any) -> Any:
     return None if request.messages[-1]["content"] == "endless" else plain()
 
 
-def test_as_many_run_as_there_are_places_and_a_cancelled_one_makes_room() -> None:
+def test_as_many_run_as_there_are_slots_and_cancelling_frees_one() -> None:
     runner = ScriptedRunner(endless_or_plain)
     runner.parallel, runner.pace = 3, 0.005
     made = service(runner)
@@ -109,7 +109,7 @@ PATHS = {
 }
 
 
-def said(body: dict[str, Any]) -> str:
+def answer_text(body: dict[str, Any]) -> str:
     """All the text of an answer, whatever its shape."""
     found = []
 
@@ -133,7 +133,7 @@ def said(body: dict[str, Any]) -> str:
     return "".join(found)
 
 
-def test_all_faces_at_once_say_what_each_says_alone() -> None:
+def test_concurrent_apis_answer_as_each_does_alone() -> None:
     def opened(parallel: int) -> Any:
         engine = FakeEngine(CONFIG, parallel=parallel)
         return lambda progress: Runner(Session(engine))  # type: ignore[arg-type]
@@ -144,12 +144,12 @@ def test_all_faces_at_once_say_what_each_says_alone() -> None:
         with serving(create_app(made)) as port:
             wait_until(lambda made=made: made.worker.ready)  # type: ignore[misc]
             sent = {path: post(port, path, {"model": "toy", **body}) for path, body in PATHS.items()}
-            answers[parallel] = {path: said(got(connection)) for path, connection in sent.items()}
+            answers[parallel] = {path: answer_text(got(connection)) for path, connection in sent.items()}
     assert answers[4] == answers[1] and all(answers[4].values())
 
 
 @pytest.mark.parametrize("n", [2, 5])
-def test_choices_of_one_request_leave_room_for_others(n: int) -> None:
+def test_choices_of_one_request_leave_slots_for_others(n: int) -> None:
     """`n` answers of a request on two places, beside another client's."""
     made = make_service(
         lambda progress: Runner(Session(FakeEngine(CONFIG, parallel=2))),  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_choices_of_one_request_leave_room_for_others(n: int) -> None:
         assert len(got(one)["choices"]) == 1
 
 
-def test_choices_run_side_by_side_where_nobody_waits() -> None:
+def test_choices_are_batched_while_no_request_waits() -> None:
     """Four choices on three places; a client that goes away ends all of them."""
     runner = ScriptedRunner(lambda request: None)
     runner.parallel, runner.pace = 3, 0.005

@@ -105,7 +105,7 @@ def test_sigterm_ends_requests_whose_bodies_have_not_come() -> None:
     assert answers[2] == ""
 
 
-def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
+def test_a_port_in_use_is_reported_before_loading() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         # a file that no loading survives: the port is looked at first

@@ -45,7 +45,7 @@ def post(
         return client.post(path, json=body)
 
 
-def test_a_share_is_applied_counted_and_said() -> None:
+def test_a_share_is_applied_counted_and_reported() -> None:
     whole = post(BODY).json()
     part = post(BODY | {"dflash": {"prompt_keep": 0.4}})
     n = whole["usage"]["prompt_tokens"]
@@ -72,7 +72,7 @@ def test_where_a_model_chooses_the_number_is_about() -> None:
     assert "about" not in by_words.headers["x-dflash-notes"]
 
 
-def test_what_is_not_permitted_is_said() -> None:
+def test_what_is_not_permitted_is_reported() -> None:
     answer = post(BODY | {"dflash": {"prompt_keep": 0.4}}, least=None)
     assert answer.status_code == 200 and "prompt_kept_n" not in answer.json()["timings"]
     assert "--prompt-keep" in answer.headers["x-dflash-notes"]

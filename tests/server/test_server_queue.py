@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from dflash_ggml.server.fairqueue import ClientFull, FairQueue, QueueClosed, QueueFull
 
 
-def test_clients_take_turns() -> None:
+def test_clients_alternate() -> None:
     queue: FairQueue[str] = FairQueue(10)
     for item in ("a1", "a2", "a3", "b1", "c1", "b2"):
         queue.put(item[0], item)
     assert [queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_who_comes_during_a_turn_is_before_the_client_of_that_turn() -> None:
+def test_a_client_that_arrives_goes_before_the_one_being_served() -> None:
     queue: FairQueue[str] = FairQueue(10)
     queue.put("a", "a1")
     queue.put("a", "a2")
@@ -31,7 +31,7 @@ def test_who_comes_during_a_turn_is_before_the_client_of_that_turn() -> None:
     assert [queue.get() for _ in range(3)] == ["b2", "c1", "a3"]
 
 
-def test_limits_count_what_they_say() -> None:
+def test_limits_count_what_they_name() -> None:
     """One client may fill the queue where no limit of its own is set, and exactly that limit where one is."""
     queue: FairQueue[int] = FairQueue(4)
     for number in range(4):
@@ -54,9 +54,7 @@ def test_limits_count_what_they_say() -> None:
 
 @pytest.mark.parametrize("full", [1, 3])
 @pytest.mark.parametrize("pauses", [0, 1], ids=["at once", "after another was served"])
-def test_whoever_asks_one_by_one_waits_for_one_of_each_that_has_filled_its_share(
-    full: int, pauses: int
-) -> None:
+def test_a_sequential_client_waits_for_one_request_of_each_full_client(full: int, pauses: int) -> None:
     """However many those have waiting, and though they fill up again at once."""
     queue: FairQueue[str] = FairQueue(256, 256 // (full + 1))
     others, waited = [str(i) for i in range(full)], []
@@ -119,5 +117,5 @@ def test_nothing_is_lost_and_clients_keep_order(actions: list[tuple[int, bool]])
     taken += queue.close()
     assert sorted(taken) == sorted(accepted)
     for client in range(4):
-        lane = [n for c, n in taken if c == client]
-        assert lane == sorted(lane)
+        own = [n for c, n in taken if c == client]
+        assert own == sorted(own)

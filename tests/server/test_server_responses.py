@@ -90,7 +90,7 @@ def test_stream_equals_body(client: Any, runner: ScriptedRunner, script: Any) ->
     assert text == whole.output_text
 
 
-def test_an_answer_that_says_nothing_is_an_empty_message(client: Any, runner: ScriptedRunner) -> None:
+def test_an_empty_answer_is_an_empty_message(client: Any, runner: ScriptedRunner) -> None:
     thought = [e for e in thoughtful() if not isinstance(e, TextDelta)]
     for script, kinds in ((plain(""), ["message"]), (thought, ["reasoning", "message"])):
         runner.script = lambda request, script=script: script
@@ -117,9 +117,9 @@ def test_previous_response(client: Any, runner: ScriptedRunner) -> None:
     first = client.responses.create(model="toy", input="One", instructions="Not kept")
     second = client.responses.create(model="toy", input="Two", previous_response_id=first.id)
     client.responses.create(model="toy", input="Three", previous_response_id=second.id)
-    said = [(m["role"], m["content"]) for m in runner.requests[2].messages]
+    sent = [(m["role"], m["content"]) for m in runner.requests[2].messages]
     reply = ("assistant", "Hello there")
-    assert said == [("user", "One"), reply, ("user", "Two"), reply, ("user", "Three")]
+    assert sent == [("user", "One"), reply, ("user", "Two"), reply, ("user", "Three")]
     unstored = client.responses.create(model="toy", input="One", store=False)
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(model="toy", input="Two", previous_response_id=unstored.id)
@@ -284,7 +284,7 @@ def test_input_tokens_are_counted_without_an_answer(client: Any, runner: Scripte
     assert runner.requests == []
 
 
-def test_a_deleted_response_gives_its_room_back() -> None:
+def test_a_deleted_response_frees_its_memory() -> None:
     store = ResponseStore(limit=100, budget=3000)
     for i in range(8):
         store.put(f"r{i}", None, [{"role": "user", "content": "x" * 1000}], body={"id": f"r{i}"})

@@ -160,7 +160,7 @@ def test_a_stream_ends_with_an_error_event_when_the_engine_is_killed(
     served.back()
 
 
-def test_running_and_waiting_requests_are_told_and_health_says_the_stage(served: Served) -> None:
+def test_running_and_waiting_requests_and_the_stage_are_reported(served: Served) -> None:
     running = served.send({"prompt": SLOWLY, **ENDLESS})
     wait_until(lambda: served.service.worker.running == 1)
     waiting = [served.send({"prompt": "hello"}), served.send({"prompt": "hello", "stream": True})]
@@ -256,9 +256,11 @@ def test_stopping_ends_a_process_that_loads(fates: Callable[[str], ToyOpener], t
     assert worker.failure is None and worker.runner is None
 
 
-@pytest.mark.parametrize("said", ["no JSON", '{"type":"Item"}', '["Result",0,1]', "[" * 100_000])
-def test_a_process_that_sends_no_message_of_ours_is_ended(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setenv("SAID", said)
+@pytest.mark.parametrize("words", ["no JSON", '{"type":"Item"}', '["Result",0,1]', "[" * 100_000])
+def test_a_process_that_sends_no_message_of_ours_is_ended(
+    monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setenv("SAID", words)
     monkeypatch.setattr(remote_runner, "spawn", lambda module: spawn("reference.supervised_kit"))
     monkeypatch.setattr(remote_runner, "GONE_SECONDS", 0)
     with pytest.raises(EngineLost, match="ended by SIGKILL"):
@@ -343,11 +345,11 @@ def test_exit_codes_of_a_server_that_cannot_start(
     command: Callable[[str], subprocess.Popen[str]], letters: str, code: int, words: str
 ) -> None:
     process = command(letters)
-    said = process.communicate(timeout=60)[1]
-    assert (process.returncode, words in said) == (code, True), said
+    printed = process.communicate(timeout=60)[1]
+    assert (process.returncode, words in printed) == (code, True), printed
 
 
-def test_an_abort_says_its_last_words_and_a_server_that_cannot_start_its_engine_again_ends(
+def test_an_abort_is_reported_and_a_server_without_engine_ends(
     command: Callable[[str], subprocess.Popen[str]],
 ) -> None:
     process = command(".ea")
@@ -355,7 +357,7 @@ def test_an_abort_says_its_last_words_and_a_server_that_cannot_start_its_engine_
     body = json.dumps({"prompt": IN_GGML})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     assert connection.getresponse().status == 500
-    said = process.communicate(timeout=60)[1]
+    printed = process.communicate(timeout=60)[1]
     assert process.returncode == 1
-    assert re.search(r"(?s)ggml stopped the process: .*GGML_ASSERT.*in build_bad_graph", said)
-    assert "toy: this cannot be opened; trying again (2 of 2)" in said and "could not start: " in said
+    assert re.search(r"(?s)ggml stopped the process: .*GGML_ASSERT.*in build_bad_graph", printed)
+    assert "toy: this cannot be opened; trying again (2 of 2)" in printed and "could not start: " in printed

@@ -21,7 +21,7 @@ ASK = [{"role": "user", "content": "Hi"}]
 THOUGHT = "abcdfgabcdfgabcdfg"
 N_END = len(byte_vocabulary().encode("\n</think>"))
 
-Said = tuple[str, str, int | None]  # thought, text, tokens of the thought if they are told
+Answer = tuple[str, str, int | None]  # thought, text, tokens of the thought if they are told
 
 
 def serving(*replies: str, **options: Any) -> TestClient:
@@ -35,36 +35,36 @@ def events(text: str) -> list[Any]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def of_chat(body: Any) -> Said:
+def of_chat(body: Any) -> Answer:
     message, usage = body["choices"][0]["message"], body["usage"]
     n = usage["completion_tokens_details"]["reasoning_tokens"]
     return message.get("reasoning_content", ""), message["content"], n
 
 
-def of_chat_stream(text: str) -> Said:
+def of_chat_stream(text: str) -> Answer:
     deltas = [chunk["choices"][0]["delta"] for chunk in events(text) if chunk["choices"]]
-    thought, said = ("".join(d.get(k) or "" for d in deltas) for k in ("reasoning_content", "content"))
-    return thought, said, None
+    thought, answer = ("".join(d.get(k) or "" for d in deltas) for k in ("reasoning_content", "content"))
+    return thought, answer, None
 
 
-def of_responses(body: Any) -> Said:
-    said = {item["type"]: "".join(p["text"] for p in item["content"]) for item in body["output"]}
+def of_responses(body: Any) -> Answer:
+    parts = {item["type"]: "".join(p["text"] for p in item["content"]) for item in body["output"]}
     n = body["usage"]["output_tokens_details"]["reasoning_tokens"]
-    return said.get("reasoning", ""), said.get("message", ""), n
+    return parts.get("reasoning", ""), parts.get("message", ""), n
 
 
-def of_messages(body: Any) -> Said:
-    said = {block["type"]: block.get("thinking") or block.get("text", "") for block in body["content"]}
-    return said.get("thinking", ""), said.get("text", ""), None
+def of_messages(body: Any) -> Answer:
+    parts = {block["type"]: block.get("thinking") or block.get("text", "") for block in body["content"]}
+    return parts.get("thinking", ""), parts.get("text", ""), None
 
 
-def of_messages_stream(text: str) -> Said:
+def of_messages_stream(text: str) -> Answer:
     deltas = [e["delta"] for e in events(text) if e["type"] == "content_block_delta"]
-    thought, said = ("".join(d.get(k) or "" for d in deltas) for k in ("thinking", "text"))
-    return thought, said, None
+    thought, answer = ("".join(d.get(k) or "" for d in deltas) for k in ("thinking", "text"))
+    return thought, answer, None
 
 
-def of_ollama(body: Any) -> Said:
+def of_ollama(body: Any) -> Answer:
     return body["message"].get("thinking", ""), body["message"]["content"], None
 
 
@@ -108,7 +108,7 @@ APIS: dict[str, tuple[str, dict[str, Any], Any]] = {
 }
 
 
-def asked(http: TestClient, api: str) -> Said:
+def asked(http: TestClient, api: str) -> Answer:
     path, body, read = APIS[api]
     greedy = {} if "options" in body else {"temperature": 0}
     answer = http.post(path, json={"model": "toy", **greedy, **body})
@@ -120,13 +120,13 @@ def asked(http: TestClient, api: str) -> Said:
 @pytest.mark.parametrize("api", APIS)
 def test_a_budget_of_four_tokens(api: str) -> None:
     with serving(THOUGHT, "abc</think>fine") as http:
-        thought, said, n = asked(http, api)
-        assert thought == "abcd" and said
+        thought, answer, n = asked(http, api)
+        assert thought == "abcd" and answer
         assert n in (None, 4 + N_END)
         assert asked(http, api)[:2] == ("abc", "fine"), "a thought that ends in time"
 
 
-def test_the_servers_budget_is_for_requests_that_do_not_say() -> None:
+def test_the_servers_budget_is_the_default_of_requests() -> None:
     with serving(THOUGHT, THOUGHT, reasoning_budget=2) as http:
         thoughts = []
         for fields in ({}, {"reasoning_budget": 5}):

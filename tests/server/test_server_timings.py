@@ -55,7 +55,7 @@ def http(runner: ScriptedRunner) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_usage_tells_times_and_cache_hits_by_both_names(http: TestClient, path: str) -> None:
+def test_usage_reports_times_and_cache_hits_under_both_names(http: TestClient, path: str) -> None:
     assert http.post(path, json=PATHS[path]).json()["usage"]["timings"] == TIMINGS
     lines = http.post(path, json={**PATHS[path], "stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

@@ -27,7 +27,7 @@ ADD = {"type": "function", "name": "add", "parameters": {"type": "object", "prop
 SPACE = {"type": "namespace", "name": "maths", "tools": [ADD, {"type": "custom", "name": "prove"}]}
 
 
-def test_names_of_a_namespace_are_told_apart() -> None:
+def test_names_of_a_namespace_are_distinct() -> None:
     offer = offer_openai([ADD, SPACE, {**SPACE, "name": "mcp__x__"}], Notes())
     assert list(offer.tools) == ["add", "maths__add", "maths__prove", "mcp__x__add", "mcp__x__prove"]
     assert offer.own("maths__add") == ("add", "maths") and offer.own("invented") == ("invented", None)
@@ -102,7 +102,7 @@ def test_choices_name_a_tool_by_its_own_name() -> None:
         pick("sometimes", None, offer, notes)
 
 
-def test_a_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
+def test_a_grammar_of_a_custom_tool_is_shown_to_the_model() -> None:
     flat = {
         "type": "custom",
         "name": "p",
@@ -124,7 +124,7 @@ def test_text_in_pieces_is_the_text(text: str, ascii_only: bool) -> None:
     assert "".join(pieces) == text and growing.more(arguments, last=True) == ""
 
 
-def test_a_call_that_is_no_text_comes_whole_at_its_end() -> None:
+def test_a_structured_call_comes_whole_at_its_end() -> None:
     arguments, growing = '{"other": 1}', FreeText()
     assert [growing.more(arguments[:n]) for n in range(len(arguments))] == [""] * len(arguments)
     assert growing.more(arguments, last=True) == arguments == free_text(arguments)

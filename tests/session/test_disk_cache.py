@@ -192,14 +192,14 @@ def test_a_dead_writer_blocks_neither_put_nor_close(tmp_path: Path, monkeypatch:
     assert queued == [True, True, False, False] and len(cache) == 0
 
 
-def test_a_folder_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--cache-disk: .*file cannot be used"):
         DiskCache(tmp_path / "file", GB, ("m",))
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), SafetensorError("IoError")])
-def test_a_disk_that_is_full_is_said_once_and_stops_nothing(
+def test_a_full_disk_is_reported_once_and_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     def full(*args: object, **kwargs: object) -> None:

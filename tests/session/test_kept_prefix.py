@@ -48,7 +48,7 @@ def test_a_restart_goes_on_from_the_disk(toy_pair: tuple[Path, Path], tmp_path: 
         other.close()
 
 
-def test_a_prefix_that_another_text_displaces_is_kept_too(
+def test_a_prefix_that_another_sequence_displaces_is_saved_too(
     toy_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     session = opened(toy_pair, tmp_path)

@@ -192,7 +192,7 @@ def test_a_template_that_drops_the_thinking_joins_at_the_last_boundary() -> None
     assert first.prompt_n - 12 <= begin.cached_n < first.prompt_n
 
 
-def test_conversations_that_take_turns_keep_their_prefixes() -> None:
+def test_alternating_conversations_keep_their_prefixes() -> None:
     engine = FakeEngine()
     session = Session(engine)
     long_a, long_b = [user("alpha " * 30)], [user("beta " * 40)]
@@ -269,8 +269,8 @@ def test_a_budget_too_small_for_any_snapshot_is_no_error(budget: int) -> None:
 def talk(name: str, n: int, shared: str = "") -> list[dict[str, str]]:
     """A conversation of n messages of 400 tokens or so behind a system prompt."""
     roles = [user, assistant]
-    said = [roles[i % 2](f"{name} {i}: " + f"{name}{i} and so on, " * 20) for i in range(n)]
-    return [{"role": "system", "content": shared or name * 300}, *said]
+    messages = [roles[i % 2](f"{name} {i}: " + f"{name}{i} and so on, " * 20) for i in range(n)]
+    return [{"role": "system", "content": shared or name * 300}, *messages]
 
 
 def long_session(parallel: int = 1, rows: int = 20_000, **options: Any) -> tuple[FakeEngine, Session]:
@@ -279,7 +279,7 @@ def long_session(parallel: int = 1, rows: int = 20_000, **options: Any) -> tuple
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
-def test_a_conversation_goes_on_behind_its_answer_whoever_spoke_between(parallel: int) -> None:
+def test_a_conversation_continues_from_its_answer_after_others_ran(parallel: int) -> None:
     """With one slot the answer comes back from memory, with two each conversation keeps its own."""
     engine, session = long_session(parallel)
     shared = "you are an agent " * 40
@@ -336,7 +336,7 @@ def test_where_the_first_answer_begins() -> None:
     assert session.prepare(CompletionRequest(prompt="one")).first_answer == 0
 
 
-def test_memory_of_four_conversations_in_turn() -> None:
+def test_memory_of_four_alternating_conversations() -> None:
     """Rows are kept once, and the states that matter outlive the others."""
     sizes = (40_000, 10)
     engine = FakeEngine(EngineConfig(model=Path("toy.gguf"), n_ctx=8192, n_batch=256), sizes=sizes)

@@ -26,7 +26,7 @@ from reference.fake_engine import FakeEngine, byte_vocabulary
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 DOCUMENT = "".join(f"Line {i}: the lamp of room {i * 7 % 311} is lit.\n" for i in range(200))
-SAID = [{"role": "user", "content": DOCUMENT}, {"role": "assistant", "content": "Read."}]
+HISTORY = [{"role": "user", "content": DOCUMENT}, {"role": "assistant", "content": "Read."}]
 ASKED = {"role": "user", "content": "Is the lamp of room 301 lit?"}
 
 
@@ -37,7 +37,7 @@ def engine(n_ctx: int = 16_384) -> Any:
 
 
 def chat(keep: float | None, *more: dict[str, str]) -> ChatRequest:
-    return ChatRequest(messages=[*SAID, ASKED, *more], max_tokens=4, prompt_keep=keep)
+    return ChatRequest(messages=[*HISTORY, ASKED, *more], max_tokens=4, prompt_keep=keep)
 
 
 def test_counts_are_of_what_was_sent_and_name_what_was_kept() -> None:

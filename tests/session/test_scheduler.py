@@ -27,7 +27,7 @@ class FixedBudget:
     """Between two steps one chunk of the first prompt, while `is_open`, or none; keeps what it is told."""
 
     def __init__(self, is_open: bool = True) -> None:
-        self.is_open, self._is_spent, self.told = is_open, False, list[int]()
+        self.is_open, self._is_spent, self.prefilled = is_open, False, list[int]()
 
     def choose(self, prompts: Sequence[Any], n_decoding: int, now: float) -> tuple[int, int] | None:
         if n_decoding and (self._is_spent or not self.is_open):
@@ -38,7 +38,7 @@ class FixedBudget:
     def prefilled(
         self, tokens: int, seconds: float, decoding: bool, is_warm: bool, is_scoring: bool = False
     ) -> None:
-        self.told.append(tokens)
+        self.prefilled.append(tokens)
 
     def decoded(self, seconds: float, n: int) -> None:
         self._is_spent = False
@@ -224,7 +224,7 @@ def test_a_prompt_is_prefilled_in_chunks_between_steps() -> None:
     begin = kinds.index("read")
     assert first.is_decoding and kinds[begin:].count("read") > 10
     assert kinds[begin:] == ["read", "step"] * (len(kinds[begin:]) // 2)
-    assert sum(budget.told) == sum(prefilled(on)) == len(second.ids)
+    assert sum(budget.prefilled) == sum(prefilled(on)) == len(second.ids)
     on.close()
 
 
@@ -267,20 +267,20 @@ def prompts_on_used_slots() -> list[str]:
     return ["a" * 10, "b" * 20, "Z" * 300, shared + "first", "Y" * 700, shared + "second", "X" * 90]
 
 
-def test_the_budget_is_told_what_was_prefilled() -> None:
+def test_the_budget_receives_what_was_prefilled() -> None:
     on, budget = session(2, n_ctx=4096), FixedBudget()
     on.scheduler.budget = budget  # type: ignore[assignment]
     for prompt in prompts_on_used_slots():
         asked = request(0, prompt=prompt)
-        del on.engine.log[:], budget.told[:]  # type: ignore[attr-defined]
+        del on.engine.log[:], budget.prefilled[:]  # type: ignore[attr-defined]
         (found,) = submitted(on, asked)
         on.scheduler._admit()
         remaining = found.remaining
         while not found.ended:
             on.scheduler.iterate()
         begin = Answer.of(found.events).begin
-        assert budget.told == prefilled(on)
-        assert begin is not None and remaining == begin.prompt_n - begin.cached_n == sum(budget.told)
+        assert budget.prefilled == prefilled(on)
+        assert begin is not None and remaining == begin.prompt_n - begin.cached_n == sum(budget.prefilled)
     on.close()
 
 
@@ -340,7 +340,7 @@ def test_nothing_is_kept_for_a_prompt_that_was_given_up_before_its_first_chunk()
     on.close()
 
 
-def test_the_next_turn_goes_on_where_its_sequence_is() -> None:
+def test_the_next_turn_continues_in_its_slot() -> None:
     """Two conversations by turns on two slots: each finds its own."""
     on = session(2)
     talks = [[{"role": "user", "content": f"{i} tell me more " * 6}] for i in range(2)]
@@ -417,7 +417,7 @@ def test_an_interrupt_ends_what_was_in_work_and_leaves_usable_slots(monkeypatch:
 
     def interrupted(runs: Any) -> Any:
         for slot in slots:
-            slot._torn = True  # type: ignore[attr-defined]
+            slot._inconsistent = True  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -107,7 +107,7 @@ def test_an_iteration_without_work_wakes_none() -> None:
     on.close()
 
 
-def test_threads_that_drive_in_turns() -> None:
+def test_threads_that_alternate_as_driver() -> None:
     """Each reads its own answer, on fewer slots than threads."""
     on, answers = session(2), [Answer() for _ in range(5)]
     asked = [request(i) for i in range(5)]
@@ -237,13 +237,13 @@ def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch,
         log.append("done")
         return found
 
-    def told() -> None:
+    def reported() -> None:
         log.append("told")
         tell()
 
     monkeypatch.setattr(engine, "device", gpu)
     monkeypatch.setattr(engine, "step", stepped)
-    monkeypatch.setattr(on.scheduler, "_tell", told)
+    monkeypatch.setattr(on.scheduler, "_tell", reported)
     asked = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
     found = submitted(on, *asked)
     on.scheduler.start()
@@ -358,7 +358,7 @@ def test_an_embedding_waits_for_rows(has_thread: bool) -> None:
 
 def test_work_on_a_loan_may_meet_the_scheduler() -> None:
     """The garbage collector closes unread answers wherever it runs."""
-    on, said = session(2), list[str]()
+    on, done = session(2), list[str]()
     run = run_completion(on, request(0, **ENDLESS))
     next(run)
 
@@ -366,10 +366,10 @@ def test_work_on_a_loan_may_meet_the_scheduler() -> None:
         run.close()
         with pytest.raises(ConfigError, match="inside"):
             on.scheduler.borrow(lambda other: None)
-        said.append("done")
+        done.append("done")
 
     in_threads(lambda: on.scheduler.borrow(work), guard=5)
-    assert said == ["done"]
+    assert done == ["done"]
     on.scheduler.iterate()
     assert on.scheduler.counts["running"] == 0
     on.close()

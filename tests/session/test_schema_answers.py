@@ -56,7 +56,7 @@ def session(demo_target: Path, demo_draft: Path) -> Iterator[Session]:
         yield Session(engine)
 
 
-def said(session: Session, seed: int, **options: Any) -> tuple[str, str]:
+def answered(session: Session, seed: int, **options: Any) -> tuple[str, str]:
     """The answer, or the arguments of the call that it is, and why it ended."""
     request = ChatRequest(
         messages=[{"role": "user", "content": "Write it down."}],
@@ -80,7 +80,7 @@ def test_answers_are_complete_and_valid(session: Session, name: str) -> None:
     schema = SCHEMAS[name]
     form = {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
     for seed in range(3):
-        text, reason = said(session, seed, response_format=form)
+        text, reason = answered(session, seed, response_format=form)
         assert reason == "stop", text
         jsonschema.validate(json.loads(text), schema)
         assert set(json.loads(text)) <= set(schema.get("properties", ())) or name == "array"
@@ -90,7 +90,7 @@ def test_forced_calls_carry_declared_keys_only(session: Session) -> None:
     for schema in (SCHEMAS["choice"], {**SCHEMAS["nested"], "minProperties": 1}):  # as text, and as JSON
         tool = {"type": "function", "function": {"name": "note", "parameters": schema}}
         for seed in range(1):
-            text, reason = said(
+            text, reason = answered(
                 session, seed, tools=(tool,), tool_choice="required", parallel_tool_calls=False
             )
             assert reason == "tool_calls", text

@@ -39,12 +39,12 @@ def session(n_ctx: int = 16_384, parallel: int = 1, **scorer: Any) -> Session:
 
 
 def chat(keep: float | None = KEEP, **more: Any) -> ChatRequest:
-    said = [
+    messages = [
         {"role": "user", "content": "".join(LINES)},
         {"role": "assistant", "content": "Read."},
         {"role": "user", "content": ASKED},
     ]
-    return ChatRequest(messages=said, **({"max_tokens": 4, "prompt_keep": keep} | more))
+    return ChatRequest(messages=messages, **({"max_tokens": 4, "prompt_keep": keep} | more))
 
 
 def calls(on: Session, name: str) -> int:
@@ -99,7 +99,7 @@ def test_several_answers_of_a_prompt_are_scored_once() -> None:
     assert calls(on, "begin") == 1 and len({one.prepared.ids for one in scorings}) == 1
 
 
-def test_words_choose_where_a_request_wants_that() -> None:
+def test_lexical_scoring_where_requested() -> None:
     on = session()
     prepared = on.prepare(chat(prompt_scorer="lexical"))
     assert prepared.choice is None and len(prepared.ids) < prepared.sent_n
@@ -155,7 +155,7 @@ def test_sequences_have_their_steps_between_chunks() -> None:
     assert len(running.events) > 1
 
 
-def test_a_prompt_that_the_scorer_has_no_room_for_is_refused() -> None:
+def test_a_prompt_that_does_not_fit_the_scorer_is_refused() -> None:
     on = session(limit=3000)
     prepared = on.prepare(chat())
     with pytest.raises(ContextOverflowError, match="3000 that the prompt scorer reads"):

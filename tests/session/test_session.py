@@ -238,15 +238,15 @@ def test_without_a_template(session: Session) -> None:
     assert list(run_chat(bare, given))[-1].reason == "length"
 
 
-def test_a_prompt_longer_than_the_model_was_trained_for_is_told_once(
+def test_a_prompt_beyond_the_trained_length_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     session = Session(FakeEngine(config=EngineConfig(Path("toy.gguf"), n_ctx=4096)))  # type: ignore[arg-type]
     trained = session.engine.params.n_ctx_train
     for n in (trained, trained + 1, trained + 2):
         session.prepare(CompletionRequest(prompt=[1] * n))
-    told = f"a prompt of {trained + 1} tokens: toy.gguf was trained for {trained}, "
-    assert [m.startswith(told) for m in caplog.messages] == [True]
+    message = f"a prompt of {trained + 1} tokens: toy.gguf was trained for {trained}, "
+    assert [m.startswith(message) for m in caplog.messages] == [True]
 
 
 def test_templates_of_requests_are_kept_until_others_push_them_out() -> None:

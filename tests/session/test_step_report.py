@@ -10,7 +10,7 @@ from dflash_ggml.session.step_report import StepReport
 from reference.fake_engine import byte_vocabulary
 
 
-def test_copied_nodes_that_were_not_accepted_are_not_shown() -> None:
+def test_lookup_nodes_that_were_not_accepted_are_not_shown() -> None:
     """They may be from the answer to somebody else."""
     tree = Tree(
         np.arange(65, 70, dtype=np.int32),

@@ -187,7 +187,7 @@ def test_no_budget_at_all_is_a_chat_without_thinking() -> None:
     assert answer(quiet, "abcdfg</think>x<|im_end|>", enable_thinking=True).reasoning == "abcdfg"
 
 
-def test_the_sessions_budget_is_for_chats_that_do_not_say() -> None:
+def test_the_sessions_budget_is_the_default_of_chats() -> None:
     session = on(reasoning_budget=3)
     for asked, thought in (
         ({}, "abc"),
@@ -229,7 +229,7 @@ def test_what_is_no_budget_and_no_effort() -> None:
         on(reasoning_budget=-5)
 
 
-def test_a_template_is_told_the_effort() -> None:
+def test_a_template_gets_the_effort() -> None:
     session = on("{{ reasoning_effort }}" + TOOL_TEMPLATE)
     assert session.prepare(chat(reasoning_effort="low")).text.startswith("low")
     other = chat(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "its own"})

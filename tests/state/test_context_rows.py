@@ -14,29 +14,29 @@ from dflash_ggml.state.context import Context
 from dflash_ggml.state.kv_type import KvType
 from dflash_ggml.state.spec import KvLayer
 
-N_ROWS, BLOCK, LANES = 2048, 4, 3
+N_ROWS, BLOCK, STATES = 2048, 4, 3
 
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Context]:
     device = Device.cpu(1)
     layers = [KvLayer(1, 32), KvLayer(1, 32, window=200)]
-    made = Context(device, layers, KvType(F32, F32), N_ROWS, BLOCK, LANES)
+    made = Context(device, layers, KvType(F32, F32), N_ROWS, BLOCK, STATES)
     yield made
     made.close()
     device.close()
 
 
 # the first slot, the state index, the first known position, and the block's start: a text of at most 900 tokens
-texts = st.lists(
-    st.tuples(st.integers(0, 1000), st.integers(0, LANES - 1), st.integers(0, 900), st.integers(0, 900)),
+sequences = st.lists(
+    st.tuples(st.integers(0, 1000), st.integers(0, STATES - 1), st.integers(0, 900), st.integers(0, 900)),
     min_size=1,
     max_size=4,
 )
 
 
-@given(texts, st.booleans())
-def test_blocks_of_several_texts(context: Context, of: list[tuple[int, ...]], causal: bool) -> None:
+@given(sequences, st.booleans())
+def test_blocks_of_several_sequences(context: Context, of: list[tuple[int, ...]], causal: bool) -> None:
     facts = [(first, state_index, min(known, start), start) for first, state_index, known, start in of]
     first, state_index, known, start = np.array(facts, np.int32).T[:, :, None]
     positions = start + np.arange(BLOCK, dtype=np.int32)

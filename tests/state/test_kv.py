@@ -45,7 +45,7 @@ def test_layers_of_several_shapes(device, type_):
     cache.close()
 
 
-def test_rows_that_nobody_writes_take_no_memory(device):
+def test_unwritten_rows_take_no_memory(device):
     """And read as zeros: attention multiplies them with weights of zero."""
     before = resident()
     cache = KvCache(device, (KvLayer(8, 128),) * 4, KvType(F16, F16), 1 << 17)

@@ -101,7 +101,7 @@ def windowed_pair(tmp_path_factory):
     return write_pair(tmp_path_factory.mktemp("windows"), 9, window=100, full_layers=1, draft_layers=3)
 
 
-def test_what_differs_from_the_plan_is_told():
+def test_a_difference_from_the_plan_is_reported():
     parts = {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB, "wide products": MIB, "mask": 0}
     found = MemoryPlan(100, parts, 0)
     text = found.against({"weights": 5 * MIB, "target K/V": 2 * MIB, SCRATCH: MIB})

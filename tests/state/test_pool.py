@@ -62,11 +62,11 @@ def test_any_order_of_lending_and_giving_back(apart: tuple[float, ...]):
     assert refused
 
 
-@pytest.mark.parametrize(("texts", "n_rows"), [(4, 16384), (16, 65536)])
-def test_texts_that_grow_together_seldom_move(texts: int, n_rows: int):
+@pytest.mark.parametrize(("sequences", "n_rows"), [(4, 16384), (16, 65536)])
+def test_sequences_that_grow_together_seldom_move(sequences: int, n_rows: int):
     """From 300 to 2,000 rows by turns: each moves twice at most. Right behind each other they would by every other unit."""
     pool = RowPool(n_rows, APART)
-    lent, moves = [pool.lend(300) for _ in range(texts)], [0] * texts
+    lent, moves = [pool.lend(300) for _ in range(sequences)], [0] * sequences
     for n in range(301, 2001):
         for i, rows in enumerate(lent):
             if len(rows) >= n:
@@ -77,7 +77,7 @@ def test_texts_that_grow_together_seldom_move(texts: int, n_rows: int):
                 pool.give_back(rows)
                 moves[i] += 1
             lent[i] = longer
-    assert max(moves) <= 2 and sum(moves) <= texts
+    assert max(moves) <= 2 and sum(moves) <= sequences
     assert all(b.start >= a.stop for a, b in pairwise(sorted(lent, key=lambda rows: rows.start)))
 
 
@@ -88,7 +88,7 @@ def test_what_is_not_lent_is_not_taken_back():
         pool.give_back(range(256, 512))
 
 
-def test_ranges_are_gathered_so_that_one_has_room():
+def test_ranges_are_compacted_so_that_one_fits():
     """By moves that are made one after the other, of rows that hold numbers of their own."""
     rng = np.random.default_rng(6)
     found = {True: 0, False: 0}

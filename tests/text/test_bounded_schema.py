@@ -111,7 +111,7 @@ def test_blanks_are_a_space_or_a_line_with_its_indent() -> None:
         ({"type": "array", "items": {"type": "null"}, "maxItems": 10**9}, ["[null]"], ["[1]"]),
     ],
 )
-def test_numbers_and_open_places_are_bounded(schema: Any, good: list[str], bad: list[str]) -> None:
+def test_numbers_and_open_schemas_are_bounded(schema: Any, good: list[str], bad: list[str]) -> None:
     for text in good:
         assert accepts(schema, text), text
         jsonschema.validate(json.loads(text), schema)

@@ -124,7 +124,7 @@ def test_output_cut_inside_a_call_is_not_completed() -> None:
     assert (out["text"], out["calls"]) == ("<tool_call>\n<func", [])
 
 
-def test_tags_stay_in_the_text_when_nobody_asked() -> None:
+def test_tags_stay_in_the_text_by_default() -> None:
     text = f"<think>a</think>\n {XML}"
     assert parse([text], reasoning="off", schemas=None)["text"] == text
 
@@ -181,7 +181,7 @@ def test_any_string_value_survives(value: str) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='<>/thinkol_ca\nfu=pr mew{"', max_size=80))
-def test_no_text_raises_and_all_calls_end(text: str) -> None:
+def test_no_input_raises_and_all_calls_end(text: str) -> None:
     out = parse(list(text), stops=StopStrings(["ink"]))
     assert all(call[2] for call in out["calls"])
 

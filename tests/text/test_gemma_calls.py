@@ -166,9 +166,9 @@ CASES: dict[str, tuple[str, str, str, list[tuple[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_calls_and_thoughts_are_read_whole_and_in_any_pieces(name: str) -> None:
-    text, said, thought, calls = CASES[name]
+    text, expected, thought, calls = CASES[name]
     found = read([text])
-    assert (found[0], found[1], [(n, json.loads(a)) for n, a in found[2]]) == (said, thought, calls)
+    assert (found[0], found[1], [(n, json.loads(a)) for n, a in found[2]]) == (expected, thought, calls)
     assert read(list(text)) == found
     for n in range(len(text)):
         assert read([text[:n], text[n:]]) == found, text[:n]
@@ -194,8 +194,8 @@ def test_strings_stream_while_they_are_written() -> None:
     parser = ChatParser(reasoning="closed", schemas=SCHEMAS, form=GEMMA)
     parser.feed("<|tool_call>call:trip{city:")
     pieces = [parser.feed(piece) for piece in (f"{Q}one ", "two <|", "x<", '|"|>,da')]
-    said = ["".join(e.json for e in events if isinstance(e, ToolCallArgs)) for events in pieces]
-    assert said == ['"one ', "two ", "<|x", '",']
+    streamed = ["".join(e.json for e in events if isinstance(e, ToolCallArgs)) for events in pieces]
+    assert streamed == ['"one ', "two ", "<|x", '",']
     assert parser.in_call
 
 
@@ -298,7 +298,7 @@ def template() -> ChatTemplate:
     )
 
 
-def test_the_template_says_what_it_can(template: ChatTemplate) -> None:
+def test_the_template_declares_its_abilities(template: ChatTemplate) -> None:
     assert template.tool_format == "gemma" and template.tags is GEMMA
     assert (
         template.supports_thinking and template.supports_tools and template.end_of_thought == "\n<channel|>"
@@ -320,15 +320,15 @@ def test_both_templates_show_results_within_the_turn(template: ChatTemplate) -> 
     functions = [{"name": "trip", "arguments": {"city": "Rome"}}, {"name": "ping", "arguments": {}}]
     calls = [{"id": f"c{i}", "function": function} for i, function in enumerate(functions)]
     asked = {"role": "user", "content": "x"}
-    said = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    call = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"result {i}"} for i in (1, 0)]
     again = {"role": "assistant", "content": "", "tool_calls": calls[1:]}
     answered = {"role": "assistant", "content": "So it is."}
     for rows in (
-        [asked, said, *results],
-        [asked, said, *results, again, results[0]],
-        [asked, said, *results, answered, asked],
-        [asked, said, *results, again, results[0], answered, asked],
+        [asked, call, *results],
+        [asked, call, *results, again, results[0]],
+        [asked, call, *results, answered, asked],
+        [asked, call, *results, again, results[0], answered, asked],
     ):
         mine, its = (
             t.render(normalise_messages(rows), tools=TOOLS, enable_thinking=True) for t in (template, other)
@@ -336,11 +336,11 @@ def test_both_templates_show_results_within_the_turn(template: ChatTemplate) -> 
         turns = mine.partition("<|turn>user")[2].replace("\n<channel|>", "<channel|>")
         assert turns == its.partition("<|turn>user")[2]
     going_on = {"tools": TOOLS, "continue_final_message": True}
-    text = other.render(normalise_messages([asked, said, *results, answered]), **going_on)
+    text = other.render(normalise_messages([asked, call, *results, answered]), **going_on)
     assert text.endswith('response:trip{value:<|"|>result 0<|"|>}<tool_response|>So it is.')
     begun = {"role": "assistant", "content": "", "reasoning_content": "Hm, so"}
     for one in (template, other):
-        text = one.render(normalise_messages([asked, said, *results, begun]), **going_on)
+        text = one.render(normalise_messages([asked, call, *results, begun]), **going_on)
         assert text.endswith("<tool_response|><|channel>thought\nHm, so")
 
 
@@ -354,10 +354,10 @@ def test_calls_and_results_that_the_template_renders_are_read_back(
     arguments = {"a": 1, "v": value}
     asked = {"role": "user", "content": "x"}
     one = {"id": "c1", "function": {"name": "free", "arguments": arguments}}
-    said = {"role": "assistant", "content": "I look.", "tool_calls": [one]}
+    call = {"role": "assistant", "content": "I look.", "tool_calls": [one]}
     answered = {"role": "tool", "tool_call_id": "c1", "content": "found"}
     before = template.render(normalise_messages([asked]), tools=TOOLS, enable_thinking=True)
-    after = template.render(normalise_messages([asked, said, answered]), tools=TOOLS, enable_thinking=True)
+    after = template.render(normalise_messages([asked, call, answered]), tools=TOOLS, enable_thinking=True)
     assert after.startswith(before)
     result = f"<|tool_response>response:free{{value:{Q}found{Q}}}<tool_response|>"
     assert after.endswith(result)

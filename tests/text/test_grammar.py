@@ -93,12 +93,12 @@ def test_only_the_end_is_allowed_when_the_grammar_is_done() -> None:
 def test_older_libraries_write_json_without_blanks(
     monkeypatch: pytest.MonkeyPatch, version: str | None, flexible: bool
 ) -> None:
-    def told(name: str) -> str:
+    def older_version(name: str) -> str:
         if version is None:
             raise metadata.PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(metadata, "version", told)
+    monkeypatch.setattr(metadata, "version", older_version)
     assert json_options() == (
         {"whitespace_pattern": r" |\n( {0,12}|\t{0,6})"} if flexible else {"whitespace_flexible": False}
     )

@@ -71,7 +71,7 @@ def parse(tokens: list[int], prompt: str = OPEN, cut: bool = False, **options: A
     return found
 
 
-def said(text: str, prompt: str = OPEN, cut: bool = False, **options: Any) -> dict[str, Any]:
+def parsed(text: str, prompt: str = OPEN, cut: bool = False, **options: Any) -> dict[str, Any]:
     return parse(o200k.tokenizer().encode(text), prompt, cut, **options)
 
 
@@ -138,7 +138,7 @@ def test_turns_are_read_as_openai_reads_them(
     "end", ["<|call|>", "", "<|end|><|start|>assistant<|channel|>final<|message|>ok<|return|>"]
 )
 def test_heads_of_calls(head: str, end: str) -> None:
-    found = said(
+    found = parsed(
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant" + head + '{"city": "Rome"}' + end
     )
     assert found["calls"] == [["weather", '{"city": "Rome"}', True]]
@@ -171,40 +171,40 @@ def test_names_of_marks_in_a_text_are_text() -> None:
 
 def test_an_answer_that_was_cut() -> None:
     thought = "<|channel|>analysis<|message|>Hm"
-    assert said(thought, cut=True)["reasoning"] == "Hm"
+    assert parsed(thought, cut=True)["reasoning"] == "Hm"
     for head in (
         "<|channel|>",
         "<|channel|>comm",
         " to=functions.wea",
         "<|channel|>commentary to=functions.w",
     ):
-        found = said(thought + "<|end|><|start|>assistant" + head, cut=True)
+        found = parsed(thought + "<|end|><|start|>assistant" + head, cut=True)
         assert (found["text"], found["calls"]) == ("", [])
-    found = said('<|channel|>commentary to=functions.weather<|message|>{"city": "Ro', cut=True)
+    found = parsed('<|channel|>commentary to=functions.weather<|message|>{"city": "Ro', cut=True)
     assert found["calls"] == [["weather", '{"city": "Ro', True]]
 
 
 def test_a_model_that_does_not_keep_to_the_form() -> None:
-    assert said("Hello")["text"] == "Hello"
-    assert said("Hello " * 60)["text"].strip() == ("Hello " * 60).strip()
-    assert said("<|channel|>final<|message|>a<|channel|>analysis<|message|>b")["reasoning"] == "b"
-    assert said("<|channel|>final<|message|>a<|message|>b<|constrain|>c")["text"] == "abc"
+    assert parsed("Hello")["text"] == "Hello"
+    assert parsed("Hello " * 60)["text"].strip() == ("Hello " * 60).strip()
+    assert parsed("<|channel|>final<|message|>a<|channel|>analysis<|message|>b")["reasoning"] == "b"
+    assert parsed("<|channel|>final<|message|>a<|message|>b<|constrain|>c")["text"] == "abc"
 
 
 def test_without_tools_a_call_is_text() -> None:
     text = "<|channel|>commentary to=browser.search code<|message|>{}<|call|>"
-    assert said(text, schemas=None)["text"] == "{}" and not said(text, schemas=None)["calls"]
+    assert parsed(text, schemas=None)["text"] == "{}" and not parsed(text, schemas=None)["calls"]
 
 
 def test_reasoning_that_stays_in_the_text() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|>"
-    found = said(text + "<|start|>assistant<|channel|>final<|message|>Yes", split=False)
+    found = parsed(text + "<|start|>assistant<|channel|>final<|message|>Yes", split=False)
     assert (found["text"], found["reasoning"]) == (text + "\n\nYes", "")
 
 
 def test_stop_strings_match_what_is_visible() -> None:
     text = "<|channel|>analysis<|message|>END<|end|><|start|>assistant<|channel|>final<|message|>ab END c"
-    found = said(text, stops=StopStrings(["END"]))
+    found = parsed(text, stops=StopStrings(["END"]))
     assert (found["reasoning"], found["text"].strip(), found["stopped"]) == ("END", "ab", True)
 
 
@@ -217,11 +217,11 @@ def test_stop_strings_match_what_is_visible() -> None:
         ("<|channel|>analysis<|message|>Hm", "begun", "", " more"),
     ],
 )
-def test_a_prompt_says_where_the_output_begins(tail: str, mode: str, text: str, reasoning: str) -> None:
+def test_the_prompt_determines_where_output_begins(tail: str, mode: str, text: str, reasoning: str) -> None:
     assert reasoning_at_start(OPEN + tail) == mode
     start = "<|start|>assistant" if tail.endswith("<|end|>") else ""
     written = f"{start}<|channel|>analysis<|message|>more" if mode == "open" else " more"
-    found = said(written, OPEN + tail)
+    found = parsed(written, OPEN + tail)
     assert (found["text"], found["reasoning"]) == (text, reasoning)
 
 
@@ -356,7 +356,7 @@ def test_several_calls_become_turns_with_their_results() -> None:
     assert [row["content"] for row in prepared([words, *nameless])[1::2]] == ["2", "0", "1"]
 
 
-def test_what_the_template_says_it_can(template: ChatTemplate, tmp_path: Path) -> None:
+def test_the_template_declares_its_abilities(template: ChatTemplate, tmp_path: Path) -> None:
     assert template.is_harmony and template.tool_format == "harmony" and template.supports_tools
     assert not template.renders.system_later and template.renders.system
     bare = {"type": "function", "function": {"name": "ping"}}

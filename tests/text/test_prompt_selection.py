@@ -60,8 +60,8 @@ def prose(rng: random.Random, lines: int) -> str:
     return "".join(" ".join(rng.choice(WORDS) for _ in range(9)) + "\n" for _ in range(lines))
 
 
-def chat(*said: tuple[str, str]) -> list[dict[str, Any]]:
-    return [{"role": role, "content": content} for role, content in said]
+def chat(*messages: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
 
 
 def render(messages: list[dict[str, Any]]) -> str:
@@ -231,7 +231,7 @@ def test_a_completion_is_one_message(tokenizer: Tokenizer) -> None:
     assert found.ids[: ps.HEAD] == tuple(ids[: ps.HEAD]) and found.ids[-ps.END :] == tuple(ids[-ps.END :])
 
 
-def test_best_units_are_by_score_then_by_place_and_skip_what_does_not_fit() -> None:
+def test_best_units_are_by_score_then_position_and_skip_what_does_not_fit() -> None:
     units = [(0, 100), (100, 150), (150, 200), (200, 260)]
     assert ps.best_units(units, np.array([1.0, 2, 2, 3]), 110) == [(100, 150), (200, 260)]
     assert ps.best_units(units, np.array([9.0, 2, 2, 3]), 99) == [(200, 260)]

@@ -115,7 +115,7 @@ def test_rendering_is_that_of_transformers(name: str) -> None:
     assert n_texts >= 150
 
 
-def test_the_template_of_qwen_says_what_it_can() -> None:
+def test_the_template_of_qwen_declares_its_abilities() -> None:
     template = ChatTemplate(vendored(f"templates/{QWEN}.jinja").read_text(encoding="utf-8"))
     assert template.supports_thinking and template.supports_tools and template.tool_format == "xml"
     rows = normalise_messages([ASK])
@@ -149,9 +149,9 @@ def test_calls_that_the_template_renders_are_read_back() -> None:
     template = ChatTemplate(vendored(f"templates/{QWEN}.jinja").read_text(encoding="utf-8"))
     before = template.render(normalise_messages([ASK]), tools=TOOLS, enable_thinking=False)
     after = template.render(normalise_messages([ASK, SOUGHT]), tools=TOOLS, add_generation_prompt=False)
-    said = after[len(before) - len("<think>\n\n</think>\n\n") :].partition("</think>\n\n")[2]
+    reply = after[len(before) - len("<think>\n\n</think>\n\n") :].partition("</think>\n\n")[2]
     parser = ChatParser(reasoning="closed", schemas=check_tools(TOOLS))
-    events = parser.feed(said.removesuffix("<|im_end|>\n")) + parser.flush()
+    events = parser.feed(reply.removesuffix("<|im_end|>\n")) + parser.flush()
     arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs) and e.index == 0)
     assert arguments == '{"what": "a\\n\\"b\\" </parameter>", "n": 3, "where": {"at": [1, null]}}'
     assert parser.n_calls == 2
@@ -169,9 +169,9 @@ def test_the_templates_of_laguna(name: str) -> None:
     before = template.render(rows, **options)
     after = template.render(normalise_messages([ASK, SOUGHT]), **options, add_generation_prompt=False)
     assert after.startswith(before)
-    said = after[len(before) :].rstrip().removesuffix("</assistant>")
+    reply = after[len(before) :].rstrip().removesuffix("</assistant>")
     parser = ChatParser(reasoning="closed", schemas=check_tools(TOOLS))
-    events = parser.feed(said) + parser.flush()
+    events = parser.feed(reply) + parser.flush()
     arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs) and e.index == 0)
     assert arguments == '{"what": "a\\n\\"b\\" </parameter>", "n": 3, "where": {"at": [1, null]}}'
     assert parser.n_calls == 2

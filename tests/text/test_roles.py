@@ -57,8 +57,8 @@ def test_leading_ones_become_one() -> None:
 
 
 def test_later_ones_join_the_message_before_them() -> None:
-    said = [("system", "s"), ("user", "u"), ("system", "r1"), ("assistant", "a"), ("tool", "t")]
-    text = rendered(STRICT, *said, ("developer", "r2"))
+    messages = [("system", "s"), ("user", "u"), ("system", "r1"), ("assistant", "a"), ("tool", "t")]
+    text = rendered(STRICT, *messages, ("developer", "r2"))
     assert text == (
         "[system]s[user]u\n\n<system>\nr1\n</system>[assistant]a[tool]t\n\n<system>\nr2\n</system>"
     )
@@ -78,7 +78,7 @@ def test_templates_that_show_them_get_them() -> None:
 
 
 @pytest.mark.parametrize("source", [STRICT, FORGETFUL])
-def test_roles_that_nobody_knows_are_words_of_the_user(source: str) -> None:
+def test_unknown_roles_become_user_messages(source: str) -> None:
     rows = [("user", "u"), ("assistant", "a"), ("critic", "c"), ("assistant", "b")]
     assert rendered(source, *rows) == "[user]u[assistant]a[user]<critic>\nc\n</critic>[assistant]b"
 

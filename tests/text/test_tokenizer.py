@@ -115,7 +115,7 @@ def test_declared_ids(tokenizer: Tokenizer, tmp_path: Path):
     assert (other.bos_id, other.add_bos, other.special_ids["mask"]) == (3, True, 5)
 
 
-def test_what_a_text_begins_with(tmp_path: Path):
+def test_what_a_prompt_begins_with(tmp_path: Path):
     wanted, declared, neither = (
         tiny_tokenizer(tmp_path, **keys)
         for keys in ({"bos_token_id": 3, "add_bos_token": True}, {"bos_token_id": 3}, {"add_bos_token": True})
@@ -224,8 +224,8 @@ def test_laguna_cuts_out_lines_first() -> None:
         "!\nab 12\r\n\r\na": ["!", "Ċ", "ab", "Ġ", "1", "2", "č", "Ċ", "č", "Ċ", "a"],
         "\t\n a": ["ĉ", "Ċ", "Ġa"],
     }
-    for text, said in expected.items():
-        assert [tokens[i] for i in tokenizer.encode(text)] == said
+    for text, pieces in expected.items():
+        assert [tokens[i] for i in tokenizer.encode(text)] == pieces
     assert tokenizer.eog_ids == {0, tokens.index("</assistant>")}, "older files do not declare it"
 
 
@@ -255,8 +255,8 @@ def test_sentencepiece_joins_the_best_piece_first(tmp_path: Path) -> None:
         "": [],
         "<|user|>a": ["<|user|>", "▁a"],
     }
-    for text, said in expected.items():
-        assert pieces_of(tokenizer, text) == said, text
+    for text, pieces in expected.items():
+        assert pieces_of(tokenizer, text) == pieces, text
     bare = spm(tmp_path, add_space_prefix=False)
     assert pieces_of(bare, "cab") == ["c", "ab"] and pieces_of(bare, " ab") == ["▁ab"]
 
@@ -285,8 +285,8 @@ def test_gemma4_lists_its_merges(tmp_path: Path) -> None:
         "ab\n\n\nc": ["ab", "\n\n", "\n", "c"],
         "é a": ["<0xC3>", "<0xA9>", "▁a"],
     }
-    for text, said in expected.items():
-        assert pieces_of(tokenizer, text) == said, text
+    for text, pieces in expected.items():
+        assert pieces_of(tokenizer, text) == pieces, text
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.bos_ids == [1] and tokenizer.eog_ids == {2, 3}
     with pytest.raises(ModelFileError, match="the merges do not fit the vocabulary"):
@@ -312,7 +312,7 @@ def test_sentencepiece_round_trip(tmp_path: Path, text: str, special: bool) -> N
     )
 
 
-def test_words_of_several_digits_and_whole_words(tmp_path: Path) -> None:
+def test_numbers_of_several_digits_and_whole_words(tmp_path: Path) -> None:
     """llama-bpe takes digits by threes, and a word that is a token whole, though no merge makes it; smollm takes each digit."""
     changes = {"tokens": [*tiny.TOKENS, "12", "123", "xyz"], "token_type": [*tiny.TYPES, 1, 1, 1]}
     changes["merges"] = ["1 2", "12 3"]
@@ -328,5 +328,5 @@ def test_words_of_several_digits_and_whole_words(tmp_path: Path) -> None:
 def test_tekken_parts_words_where_capitals_begin(tmp_path: Path) -> None:
     changes = {"tokens": [*tiny.TOKENS, "aB", "Ba", "ab"], "token_type": [*tiny.TYPES, 1, 1, 1]}
     tokenizer = tiny_tokenizer(tmp_path, pre="tekken", merges=["a B", "B a", "a b"], **changes)
-    said = [tokenizer.tokens[i] for i in tokenizer.encode("abBa")]
-    assert said == ["ab", "Ba"]
+    pieces = [tokenizer.tokens[i] for i in tokenizer.encode("abBa")]
+    assert pieces == ["ab", "Ba"]

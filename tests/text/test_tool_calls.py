@@ -594,20 +594,20 @@ KEYED: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
 
 @pytest.mark.parametrize("name", KEYED)
 def test_calls_of_keys_and_values(name: str) -> None:
-    text, said, arguments = KEYED[name]
+    text, expected, arguments = KEYED[name]
     for pieces in ([text], list(text), [text[i : i + 3] for i in range(0, len(text), 3)]):
         found = read(pieces)
-        assert (found.text, found.arguments) == (said, arguments)
+        assert (found.text, found.arguments) == (expected, arguments)
 
 
 def test_values_of_keys_stream() -> None:
     parser = ChatParser(reasoning="closed", schemas=SCHEMAS)
     parser.feed("<tool_call>write\n<arg_key>content</arg_key>\n<arg_value>")
-    said = [
+    streamed = [
         [e.json for e in parser.feed(piece) if isinstance(e, ToolCallArgs)]
         for piece in ("one ", "two </arg_", "x")
     ]
-    assert said == [['"', "one "], ["two "], ["</arg_x"]]
+    assert streamed == [['"', "one "], ["two "], ["</arg_x"]]
 
 
 @pytest.mark.parametrize("cut", [False, True])

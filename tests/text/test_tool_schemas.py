@@ -399,9 +399,7 @@ ARRAY = {"type": "array", "items": INTEGER}
         ),
     ],
 )  # fmt: skip
-def test_what_says_nothing_is_dropped_and_what_cannot_be_bound_is_named(
-    schema: Any, left_out: list[str]
-) -> None:
+def test_empty_keywords_are_dropped_and_unsupported_ones_named(schema: Any, left_out: list[str]) -> None:
     assert SchemaReader(schema).left_out(schema) == left_out
     assert COMPILER.refusal(schema) == "" or schema in ({"not": {}}, {"$recursiveRef": "#"})
 
@@ -442,8 +440,8 @@ def test_names_of_types_become_those_of_json_schema() -> None:
             "rows": {"type": "list", "items": {"type": "int"}},
         },
     }
-    said = {path: said for path, said, _ in SchemaReader(schema).walk(schema)}
-    kinds = {path: one.get("type") for path, one in said.items()}
+    declared = {path: declared for path, declared, _ in SchemaReader(schema).walk(schema)}
+    kinds = {path: one.get("type") for path, one in declared.items()}
     assert kinds == {
         "": "object",
         "type": ["string", "null"],
@@ -451,7 +449,7 @@ def test_names_of_types_become_those_of_json_schema() -> None:
         "rows": "array",
         "rows[]": "integer",
     }
-    assert said["default"]["enum"] == [{"type": "float"}, 2.5]
+    assert declared["default"]["enum"] == [{"type": "float"}, 2.5]
 
 
 # --- refusals
@@ -566,7 +564,7 @@ def test_any_schema_is_read_or_refused_by_name(schema: Any) -> None:
         "[^]", "[]", r"[\b]", "[[a]", "{", "a{", "a{,3}", "^{.*}$", r"\<a",
     ],
 )  # fmt: skip
-def test_patterns_without_words_are_told_from_others(pattern: str) -> None:
+def test_patterns_without_words_are_recognised(pattern: str) -> None:
     """What the compiler refuses of what other dialects allow; what it understands stays."""
     schema = {"type": "string", "pattern": pattern}
     assert not is_regex(pattern)

@@ -32,7 +32,7 @@ class Target:
     def encode(self, texts) -> list[list[int]]:
         return [list(text.encode()) for text in texts]
 
-    def write(self, prompts, length, temperatures, batch, seed, done, told) -> Iterator[Rows]:
+    def write(self, prompts, length, temperatures, batch, seed, done, report) -> Iterator[Rows]:
         for at in range(done, len(prompts), batch):
             if at >= self.broken_at:
                 raise RuntimeError("the machine stopped")
@@ -43,9 +43,9 @@ class Target:
             yield Rows(ids, start, np.full(len(rows), length))
 
 
-def written(target: Target, folder: Path, batch: int = 3, prompts=PROMPTS, said=None, stop=lambda: False):
-    told = [] if said is None else said
-    return write_rows(target, folder, prompts, LENGTH, HEAT, batch, 1, told.append, stop)
+def written(target: Target, folder: Path, batch: int = 3, prompts=PROMPTS, reports=None, stop=lambda: False):
+    collected = [] if reports is None else reports
+    return write_rows(target, folder, prompts, LENGTH, HEAT, batch, 1, collected.append, stop)
 
 
 def same(a: Rows, b: Rows) -> bool:
@@ -58,17 +58,17 @@ def test_a_crash_loses_no_batch_that_was_whole(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         written(Target(broken_at=6), out)
     assert same(load_rows(out / BEGUN), whole.take(slice(6))) and not (out / KEPT).exists()
-    again, said = Target(), []
-    assert same(written(again, out, batch=2, said=said), whole)
-    assert again.written == [6, 7, 8, 9] and "6 of 10 rows" in said[0]
+    again, reports = Target(), []
+    assert same(written(again, out, batch=2, reports=reports), whole)
+    assert again.written == [6, 7, 8, 9] and "6 of 10 rows" in reports[0]
     assert same(load_rows(out / KEPT), whole) and not (out / BEGUN).exists()
 
 
 def test_an_interrupt_ends_it_behind_a_batch(tmp_path: Path) -> None:
-    first, said = Target(), []
+    first, reports = Target(), []
     with pytest.raises(KeyboardInterrupt):
-        written(first, tmp_path, said=said, stop=lambda: True)
-    assert first.written == [0, 1, 2] and "the same command goes on" in said[-1]
+        written(first, tmp_path, reports=reports, stop=lambda: True)
+    assert first.written == [0, 1, 2] and "the same command goes on" in reports[-1]
     second = Target()
     assert len(written(second, tmp_path)) == 10 and second.written[0] == 3
 
@@ -83,7 +83,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_from(tmp_path: Path) -> None:
         written(Target(), tmp_path)
 
 
-def test_the_command_says_when_it_uses_what_is_there(
+def test_the_command_reports_that_it_reuses_existing_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.txt").write_text("some words " * 40)
@@ -98,6 +98,6 @@ def test_the_command_says_when_it_uses_what_is_there(
     for target in (Target(), Target(broken_at=0)):
         own, _ = _rows(args, _run(args), target, Quiet())  # type: ignore[arg-type]
         found.append(own)
-        said = capsys.readouterr().out
-        assert ("nothing written; remove it" in said) == (target.broken_at == 0)
+        printed = capsys.readouterr().out
+        assert ("nothing written; remove it" in printed) == (target.broken_at == 0)
     assert same(*found) and len(found[0]) == 10 and (out / KEPT).exists()

@@ -40,7 +40,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_published_config_says_what_was_trained(tmp_path: Path, kind: str) -> None:
+def test_the_published_config_describes_the_training(tmp_path: Path, kind: str) -> None:
     """The reader of drafts, which was not made for the trainer, finds the shape in it; and so does the trainer."""
     shape = KINDS[kind]
     config = config_json(shape, TARGET)
@@ -90,7 +90,7 @@ def test_the_length_of_a_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "run", "said"),
+    ("change", "run", "message"),
     [
         ({}, {"steps": 0}, "--steps or --minutes"),
         ({}, {"lr": 0.0}, "--lr is 0"),
@@ -114,8 +114,8 @@ def test_the_length_of_a_run() -> None:
         ({}, {"checked": 0}, "--held is 0"),
     ],
 )
-def test_what_cannot_be_trained_is_said(change: dict, run: dict, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_trained_is_reported(change: dict, run: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check(dataclasses.replace(SHAPE, **change), Run(**{"steps": 1} | run), TARGET)
     check(SHAPE, Run(steps=1), TARGET)
 
@@ -134,8 +134,10 @@ def test_a_head_that_nothing_could_use_is_not_trained(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
     options = ["-o", str(tmp_path / "out"), "--steps", "1", "--own-text", "1000"]
     assert main([str(tmp_path), *options, "--kind", "mtp"]) == 1
-    said = capsys.readouterr().err
-    assert "dense Qwen3.5" in said and f"model_type is '{model_type}'" in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert (
+        "dense Qwen3.5" in printed and f"model_type is '{model_type}'" in printed and printed.count("\n") == 1
+    )
     assert not (tmp_path / "out").exists()
     for dense in ("qwen3_5", "qwen3_5_text"):
         check_head({"model_type": dense}, tmp_path)
@@ -163,7 +165,7 @@ def test_labels_end_with_the_row() -> None:
     assert counts.tolist() == [[[True] * 4, [True, True, False, False]]]
 
 
-def test_a_head_sees_the_text_and_its_own_drafts() -> None:
+def test_a_head_sees_the_sequence_and_its_own_drafts() -> None:
     seen = blocks.unrolled(np.arange(12), 4)  # three passes over four tokens
     assert (seen[:4, :4] == np.tri(4, dtype=bool)).all() and not seen[:4, 4:].any()
     row = seen[2 * 4 + 1]  # the third pass behind token 1
@@ -285,14 +287,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit) as stopped:
         main([str(tmp_path), "-o", str(tmp_path / "out"), "--steps", "1"])
     assert stopped.value.code == 2 and "--resume goes on" in capsys.readouterr().err
-    for option, value, said in (
+    for option, value, message in (
         ("--taps", "1,x", "'1,x' is no list of layers"),
         ("--device", "foo", "'foo' is none of cpu, cuda, cuda:N"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main([str(tmp_path), "-o", str(tmp_path), option, value])
         error = capsys.readouterr().err
-        assert stopped.value.code == 2 and f"{option}: {said}" in error
+        assert stopped.value.code == 2 and f"{option}: {message}" in error
     for option, value in (
         ("--write-batch", "0"),
         ("--prompt", "0"),

@@ -50,7 +50,7 @@ def test_the_target_writes_what_it_would(twins, own_text: Path) -> None:
         assert (row[16:stop] == choice[15 : stop - 1]).all()
 
 
-def test_writing_that_goes_on_gives_the_same_text(twins) -> None:
+def test_resumed_generation_gives_the_same_text(twins) -> None:
     """Drawn rows too, of prompts of several lengths."""
     target = TargetModel(twins.folder, "cpu", torch.float32)
     prompts = [[10 + i] * (3 + i % 2) for i in range(6)]
@@ -69,10 +69,12 @@ def test_every_kind_learns_and_runs(
     """The loss falls; the folder becomes a file; the engine drafts with it what the network does."""
     out = tmp_path / "out"
     assert train(twins, out, SIZES, RUN, f"--data {own_text} --steps 12 --kind {kind}") == 0
-    said = capsys.readouterr().out
-    assert "held-out rows: a chain has" in said
+    printed = capsys.readouterr().out
+    assert "held-out rows: a chain has" in printed
     losses = [
-        float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines() if line.startswith("step")
+        float(line.split("loss ")[1].split(",")[0])
+        for line in printed.splitlines()
+        if line.startswith("step")
     ]
     state = torch.load(out / "training.pt", weights_only=True)
     assert state["step"] == 12 and losses[-1] < losses[0]
@@ -182,10 +184,10 @@ def test_a_draft_to_start_from(
     assert "differs in" in capsys.readouterr().err
 
 
-def test_faults_are_said_in_a_line(
+def test_errors_are_one_line(
     twins, own_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for options, said in (
+    for options, message in (
         (f"--data {own_text}", "--steps or --minutes"),
         ("--steps 1", "--data: no row of 64 tokens"),
         (f"--data {own_text} --steps 1 --resume", "nothing to go on from"),
@@ -193,7 +195,7 @@ def test_faults_are_said_in_a_line(
     ):
         assert train(twins, tmp_path / "out", SIZES, RUN, options) == 1
         error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1, error
+        assert message in error and error.count("\n") == 1, error
     assert command.main([str(tmp_path / "none"), "-o", str(tmp_path / "out"), "--steps", "1"]) == 1
     assert "no config.json" in capsys.readouterr().err
 
@@ -235,11 +237,13 @@ def test_the_embedded_target(
     options += " --head-dim 64 --block 5 --rank 32 --candidates 6 --taps 7,13 --mask-id 8189 --length 100 --anchors 12"
     options += " --batch 4 --lr 5e-3 --warm-up 5 --held 2 --device cpu"
     assert command.main([str(demo_checkpoint), "-o", str(tmp_path / "out"), *options.split()]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     losses = [
-        float(line.split("loss ")[1].split(",")[0]) for line in said.splitlines() if line.startswith("step")
+        float(line.split("loss ")[1].split(",")[0])
+        for line in printed.splitlines()
+        if line.startswith("step")
     ]
-    accepted = float(said.split("a chain has ")[1].split()[0])
+    accepted = float(printed.split("a chain has ")[1].split()[0])
     assert losses[0] > 10 and losses[-1] < 0.7 * losses[0] and accepted > 1.05
 
 

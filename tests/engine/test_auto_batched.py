@@ -46,7 +46,7 @@ class Job:
     sampling: dict[str, Any]
     leaves: float = inf
     written: list[int] = field(default_factory=list)
-    place: Any = None
+    slot: Any = None
     run: Any = None
 
     def how(self, engine: Solo, mode: str) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def fast_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let wide passes take what plain ones do, on whatever machine, so that drafting pays."""
     record = Policy.record
 
-    def told(self: Policy, result: Result) -> None:
+    def recorded(self: Policy, result: Result) -> None:
         draft = 0.2 if result.times.draft else 0.0
         record(self, replace(result, times=StepTimes(draft, tree=0.05, verify=10.0, commit=0.1, host=0.1)))
 
-    monkeypatch.setattr(Policy, "record", told)
+    monkeypatch.setattr(Policy, "record", recorded)
 
 
 def expected(engine: Solo, job: Job) -> list[int]:
@@ -88,24 +88,24 @@ def expected(engine: Solo, job: Job) -> list[int]:
     return [token for step in engine.generate(**job.how(engine, "plain")) for token in step.tokens]
 
 
-def test_words_are_those_of_plain_decoding(engine: Solo, fast_passes: None) -> None:
+def test_output_equals_plain_decoding(engine: Solo, fast_passes: None) -> None:
     """Between one text and three, in any state index."""
     rng = np.random.default_rng(1)
     jobs = [
         Job(engine.tokenizer.encode(prompt), SAMPLINGS[i % 3])
         for i, prompt in enumerate((*PROMPTS, *PROMPTS[:3]))
     ]
-    texts = [expected(engine, job) for job in jobs]
+    outputs = [expected(engine, job) for job in jobs]
     for job in jobs[1::3]:
         job.leaves = int(rng.integers(2, N))
     waiting, running, sizes = [*jobs], list[Job](), list[int]()
     while waiting or running:
         if waiting and len(running) < engine.parallel and (not running or rng.random() < 0.25):
             job = waiting.pop(0)
-            job.place = engine.open(len(job.prompt) + N)
-            job.place.prefill(job.prompt)
-            job.run = job.place.begin(**job.how(engine, "auto"))
-            job.written += job.place.first().tokens
+            job.slot = engine.open(len(job.prompt) + N)
+            job.slot.prefill(job.prompt)
+            job.run = job.slot.begin(**job.how(engine, "auto"))
+            job.written += job.slot.first().tokens
             running.append(job)
         sizes.append(len(running))
         for job, step in zip([*running], engine.step([job.run for job in running]), strict=True):
@@ -113,8 +113,8 @@ def test_words_are_those_of_plain_decoding(engine: Solo, fast_passes: None) -> N
             job.written += step.tokens
             if step.finish or len(job.written) >= job.leaves:
                 running.remove(job)
-                job.place.close()
-    for job, text in zip(jobs, texts):
-        assert job.written == (text if job.leaves == inf else text[: len(job.written)])
+                job.slot.close()
+    for job, tokens in zip(jobs, outputs):
+        assert job.written == (tokens if job.leaves == inf else tokens[: len(job.written)])
     assert {1, 2} <= set(sizes) and sum(a != b for a, b in pairwise(sizes)) >= 8
     assert sum(job.run.statistics.accepted for job in jobs) > 0

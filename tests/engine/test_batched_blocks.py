@@ -56,11 +56,11 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield found
 
 
-def run_on(place: Any, prompt: list[int], steps: int) -> None:
+def run_on(slot: Any, prompt: list[int], steps: int) -> None:
     """Read a prompt and decode plainly, so that so many tokens wait for the draft."""
-    place.prefill(prompt)
-    sampler = Sampler(SamplingParams(temperature=0), place.n_vocab)
-    generation = place.generate(sampler, mode="plain", stop=lambda token: False)
+    slot.prefill(prompt)
+    sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
+    generation = slot.generate(sampler, mode="plain", stop=lambda token: False)
     for _ in range(steps + 1):
         next(generation)
     generation.close()
@@ -72,7 +72,7 @@ def parts(candidates: Any) -> tuple[Rows, ...]:
 
 
 @pytest.mark.parametrize("depth", [None, 3])
-def test_blocks_are_those_of_each_text_alone(
+def test_batched_blocks_equal_solo_blocks(
     engine: Solo, depth: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in parts, as where products of many columns are slow."""
@@ -83,21 +83,21 @@ def test_blocks_are_those_of_each_text_alone(
         run_on(engine, prompt, 3 * i)
         alone.append(drafter.propose([engine.sequence], 20, depth)[0])
         engine.sequence.unseen = ()
-    places = [engine.open(len(prompt) + 20) for prompt in PROMPTS]
-    for i, (place, prompt) in enumerate(zip(places, PROMPTS)):
-        run_on(place, prompt, 3 * i)
+    slots = [engine.open(len(prompt) + 20) for prompt in PROMPTS]
+    for i, (slot, prompt) in enumerate(zip(slots, PROMPTS)):
+        run_on(slot, prompt, 3 * i)
     # the first state index takes part, and the order is any
     order = [3, 0, 4, 1, 2]
     if hasattr(drafter, "_is_narrow"):
         monkeypatch.setattr(drafter, "_is_narrow", depth is None)
         monkeypatch.setattr(dflash, "NARROW_COLUMNS", 2 * drafter.block)
-    found = drafter.propose([places[i].sequence for i in order], 20, depth)
+    found = drafter.propose([slots[i].sequence for i in order], 20, depth)
     for i, candidates in zip(order, found, strict=True):
-        assert not places[i].sequence.unseen and places[i].snapshot().in_draft.all()
+        assert not slots[i].sequence.unseen and slots[i].snapshot().in_draft.all()
         for rows, own in zip(parts(candidates), parts(alone[i]), strict=True):
             np.testing.assert_allclose(rows.log_probs, own.log_probs, atol=1e-4)
             assert (rows.ids[:, 0] == own.ids[:, 0]).mean() > 0.9
             if rows.pairs is not None:
                 np.testing.assert_allclose(rows.pairs[0, 0], own.pairs[0, 0], atol=1e-3)
-    for place in places:
-        place.close()
+    for slot in slots:
+        slot.close()
