@@ -1,4 +1,4 @@
-"""Synthetic acceptance for an engine: its passes run and take their time, but which drafted token is right is drawn beforehand."""
+"""Synthetic acceptance for an engine: its passes run and take their time; which drafted token is right is drawn beforehand."""
 
 from __future__ import annotations
 

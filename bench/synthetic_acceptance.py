@@ -97,7 +97,7 @@ def decoded(
 
 
 def report(engine: Solo, n: int, context: int, lengths: list[float], n_sources: int, near: bool) -> Section:
-    """Report on sequences of synthetic acceptance and, after all lengths, one that changes. near: with the modes of NEAR alone."""
+    """Report on sequences of synthetic acceptance and, after all lengths, one that changes. near: only the modes of NEAR."""
     engine.prefill(np.random.default_rng(0).integers(0, engine.n_vocab, context).tolist())
     before, made_up = engine.snapshot(), MadeUp(engine)
     measure.time = made_up  # type: ignore[assignment]

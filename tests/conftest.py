@@ -1,4 +1,4 @@
-"""Model files shared by all tests. Variants are written once per session, when a test first asks for them."""
+"""Model files shared by all tests. Variants are written once per session, on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that users copy run as they are, on the embedded pair."""
+"""Tests of the example scripts that users copy: they run unchanged, on the embedded pair."""
 
 from __future__ import annotations
 

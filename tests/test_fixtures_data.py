@@ -1,4 +1,4 @@
-"""The embedded files are the ones that their README and the fixtures are about."""
+"""Tests that the embedded files are the ones described by their README and the fixtures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packages stand on each other in one order, no module needs itself, and the pure ones stay pure."""
+"""Tests of the package order: imports go one way, without cycles, and the pure packages stay pure."""
 
 from __future__ import annotations
 

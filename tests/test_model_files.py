@@ -1,4 +1,4 @@
-"""The model variants that other tests run on hold what they claim. About 10 seconds."""
+"""Tests that the model variants used by other tests have the content that they declare. About 10 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorded text becomes the messages that an agent sends."""
+"""Tests of bench/agent_turns.py: recorded text becomes the messages that an agent sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dflash-bench` as a user meets it, on the embedded pair and on toys, small."""
+"""Tests of `dflash-bench` from the command line, on the embedded pair and on toys, small."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_key_is_in_no_file(words: list[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_files_have_no_folders_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report is shared; where its author keeps models is nobody's business."""
+    """A report is shared; it must not contain the author's paths."""
     words = [
         "-m",
         "/home/me/models/a.gguf",
@@ -235,7 +235,7 @@ def test_mistakes_are_reported_in_one_line(run: Sequence, flags: list[str], word
 
 
 def test_plots_without_their_library(run: Sequence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said before anything is measured."""
+    """Reported before anything is measured."""
     for name in [m for m in sys.modules if m.partition(".")[0] == "matplotlib" or m.endswith(".bench.plots")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("dflash_ggml.bench.plots", raising=False)

@@ -1,4 +1,4 @@
-"""The suite `never-slower`: what it decodes, and what it says of `auto`, from made-up runs."""
+"""Tests of the suite `never-slower`: what it decodes, and what it reports about `auto`, from synthetic runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_all_modes_alternate_at_all_temperatures() -> None:
 
 def test_auto_between_two_plain_runs() -> None:
     jobs = [job for job in never_slower_jobs(bench()) if "," in job.setting.label]
-    assert len(jobs) == 3 * 3 * (2 * FULL.rounds + 1) * 3  # temperatures, prompts, rounds
+    assert len(jobs) == 3 * 3 * (2 * FULL.rounds + 1) * 3  # temperatures, prompts, iterations
     for at in range(0, len(jobs), 3):
         before, auto, behind = jobs[at : at + 3]
         assert [job.setting.mode for job in (before, auto, behind)] == ["plain", "auto", "plain"]
@@ -72,7 +72,7 @@ def test_auto_between_two_plain_runs() -> None:
 
 
 def test_the_worst_prompt_is_compared_with_the_plain_runs_around_it() -> None:
-    """A round in which the machine changed its speed counts like its neighbours; one that was cut off not at all."""
+    """An iteration in which the machine changed its speed counts like its neighbours; a cancelled one not at all."""
     speeds = {
         "a": [(100, 96, 100), (100, 60, 100), (50, 49, 50)],
         "b": [(100, 97, 90), (80, 80, 80), (100, 99, 100)],

@@ -1,4 +1,4 @@
-"""`dflash-bench calibrate`: the report of made-up costs, and the command on the embedded pair."""
+"""Tests of `dflash-bench calibrate`: the report of synthetic costs, and the command on the embedded pair."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_target_alone(calibrate: Any, toy_pair: tuple[Path, Path], tmp_path: P
 
 
 def test_it_follows_spec(calibrate: Any, tmp_path: Path) -> None:
-    """A head that --spec leaves out is nothing to measure for; copies that it names are, without a draft's passes."""
+    """A head that --spec leaves out is nothing to measure for; prompt lookup that it names is, without a draft's passes."""
     target, _ = toys.write_pair(tmp_path, 3, nextn=True)
     refused = calibrate("-m", str(target), "-c", "256", "--spec", "dflash")
     assert refused.code == 2 and "leave --spec away" in refused.err and not (tmp_path / "costs").exists()

@@ -1,4 +1,4 @@
-"""What is measured of one text, and what many come to."""
+"""Tests of the measurements of one run, and of their totals over many."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_cached_prompt_gives_no_first_token() -> None:
 
 
 def test_ratios_go_by_prompt() -> None:
-    """Rounds in the mean first; a prompt that only one side has does not count."""
+    """Iterations are averaged first; a prompt that only one side has does not count."""
     base = [run(prompt="a", decode_ms=100), run(prompt="a", decode_ms=50), run(prompt="b", decode_ms=100)]
     ours = [run(prompt="a", decode_ms=50), run(prompt="b", decode_ms=200), run(prompt="c", decode_ms=1)]
     found = ratios(ours, base)

@@ -1,4 +1,4 @@
-"""The plots and the page that holds them."""
+"""Tests of the plots and of the page that contains them."""
 
 from __future__ import annotations
 

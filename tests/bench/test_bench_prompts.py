@@ -1,4 +1,4 @@
-"""Prompt sets: our own, files in the forms of well-known ones, and a fair choice among styles."""
+"""Tests of prompt sets: our own, files in the formats of well-known ones, and a fair choice among styles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts in bench/ take what they import from modules that still have it."""
+"""Tests that the imports of the scripts in bench/ resolve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other servers: what they are asked, what their streams come to, and one line for everything that can go wrong."""
+"""Tests of the client for other servers: requests, parsing of streams, and one-line errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def sse(*chunks: Any) -> bytes:
 
 
 class StandIn(ThreadingHTTPServer):
-    """Says what it is told to: a status and a body for each path; `asked` has the requests."""
+    """A scripted server: a status and a body for each path; `asked` has the requests."""
 
     daemon_threads = True
 

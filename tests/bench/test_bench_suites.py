@@ -1,4 +1,4 @@
-"""Suites on a stand-in for the engine: what is decoded, in which order, and what is said of it."""
+"""Tests of the benchmark suites on a fake engine: what is decoded, in which order, and what is reported."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_filled_prompts_differ_between_iterations() -> None:
     found = bench()
     jobs = [found.filled(64, turn, found.setting("plain", "plain"), 8) for turn in range(3)]
     assert {len(job.ids) for job in jobs} == {64} and len({tuple(job.ids) for job in jobs}) == 3
-    # what other servers are sent begins with a line that none has seen
+    # prompts for other servers begin with a unique line, so that none is cached
     text = found.engine.tokenizer.decode(jobs[0].ids)
     assert jobs[0].text.endswith(f"\n{text}") and jobs[0].text != found.filled(64, 0, jobs[0].setting, 8).text
 
@@ -239,7 +239,7 @@ def test_names_are_no_markup() -> None:
 
 
 def test_a_terminal_of_80_columns_shows_every_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wide table stands in blocks, each with the names of its rows."""
+    """A wide table is split into blocks, each with the names of its rows."""
     pytest.importorskip("rich")
     monkeypatch.setenv("COLUMNS", "80")
     found = bench()

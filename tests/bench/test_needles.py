@@ -1,4 +1,4 @@
-"""The suite `needles`: documents, what is prefilled of them, and what counts as an answer."""
+"""Tests of the suite `needles`: documents, what is prefilled of them, and what counts as an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Perplexity of a text: windows as llama.cpp has them, against a plain sum over the engine's own logits."""
+"""Tests of perplexity: llama.cpp's windows, against a plain sum over the engine's own logits."""
 
 from __future__ import annotations
 

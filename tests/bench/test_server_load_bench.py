@@ -1,4 +1,4 @@
-"""bench/server_load.py at a server of the toy engine: what it counts, who hangs up, what arrives when."""
+"""Tests of bench/server_load.py against a server of the toy engine: counts, disconnects, arrival times."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_load_with_disconnects(tool: Any) -> None:
 
 
 def test_a_mix_of_prompts_at_a_running_server(tool: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    """Clients hang up anywhere in their answers; the result says what a prompt-heavy load is judged by."""
+    """Clients disconnect anywhere in their answers; the result has the figures that a prompt-heavy load is judged by."""
     result = tmp_path / "load.json"
     options = "--mix prompts --requests 9 --clients 3 --tokens 12 --words 2 40 --rounds 2"
     with toy_server() as (url, _):

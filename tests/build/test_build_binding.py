@@ -1,4 +1,4 @@
-"""The compiled binding: nothing leaks out of it or into it, and it declares what ggml declares."""
+"""Tests of the compiled binding: exported symbols, and declarations equal to ggml's."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ print("before", flush=True)
 build_bad_graph()
 """
     done = run_python(code)
-    assert done.returncode == -6  # SIGABRT: the process cannot go on
+    assert done.returncode == -6  # SIGABRT: the process cannot continue
     assert done.stdout == "before\n"
     assert "dflash-ggml: ggml stopped the process: " in done.stderr
     assert "GGML_ASSERT(ggml_nelements(a) == ne0*ne1) failed" in done.stderr

@@ -1,4 +1,4 @@
-"""What the distributions carry: an sdist that builds offline, licence texts, the embedded models."""
+"""Tests of the distributions: an sdist that builds offline, licence texts, the embedded models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension of the decode room: what it declares is used, and nothing leaks out of it."""
+"""Tests of the extension of `decode`: every declaration is used, and no other symbol is exported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_change_of_declarations_has_a_version_of_its_own() -> None:
 
 
 def test_every_function_is_called() -> None:
-    """By the package, or in C beside where it stands."""
+    """By the package, or elsewhere in the C code."""
     python = "".join(path.read_text(encoding="utf-8") for path in FOLDER.parent.rglob("*.py"))
     c = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.c"))
     assert {

@@ -1,4 +1,4 @@
-"""The strict patch applier: agrees with difflib on random edits and refuses whatever does not fit exactly."""
+"""Tests of the strict patch applier: agrees with difflib on random edits and refuses whatever does not fit exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels with several builds of the binding: which is chosen, what a merged wheel holds, and that it loads."""
+"""Tests of wheels with several builds of the binding: which is chosen, what a merged wheel holds, and that it loads."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_pages_of_an_index_name_what_lies_there(tmp_path: Path) -> None:
 
 
 def test_a_variant_is_loaded_instead_of_the_default_build(tmp_path: Path) -> None:
-    """This build stands in for a variant that needs nothing."""
+    """This build serves as a variant without CPU requirements."""
     name = next(iter(VARIANTS))
     (tmp_path / name).mkdir()
     binding = tmp_path / name / Path(_bindings.__file__).name

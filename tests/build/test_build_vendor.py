@@ -1,4 +1,4 @@
-"""Filling vendor/llama.cpp: sources, hashes, the patch series, and what is left untouched on a second run."""
+"""Tests of filling vendor/llama.cpp: sources, hashes, the patch series, and what is left untouched on a second run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def patches(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small archive that stands for the pinned sdist; fetching it copies it, as pip would."""
+    """A small archive in place of the pinned sdist; fetching it copies it, as pip would."""
     archive = make_archive(tmp_path / "pinned.tar.gz")
     monkeypatch.setattr(vendor, "SHA256", vendor.sha256_of(archive))
 

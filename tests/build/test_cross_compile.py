@@ -1,6 +1,6 @@
-"""The C and C++ of the CPU build for processors and systems that the tests do not run on. Ours compiles without a warning, and
-the check for what a processor lacks is in it; ggml's, patched, compiles. Needs the Python package `ziglang`, a compiler with the
-headers of other systems; its first run for a target takes seconds, all of it two minutes."""
+"""Cross-compilation of the CPU build's C and C++: ours without a warning, with the check for missing CPU features, and ggml's,
+patched. Needs the Python package `ziglang` and a compiler with the headers of other systems; the first run for a target takes
+seconds, all of it two minutes."""
 
 from __future__ import annotations
 

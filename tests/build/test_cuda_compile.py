@@ -1,5 +1,5 @@
-"""Our own CUDA files compile, where nvcc is installed, and for HIP, with those that our patches change, where hipcc is (all of
-ggml-cuda would take half an hour)."""
+"""Compilation of our own CUDA files where nvcc is installed, and for HIP, with those that our patches change, where hipcc is
+(all of ggml-cuda would take half an hour)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of README and docs: each is understood by its own parser; what it does is tried by `tools/doc_commands.py`."""
+"""Tests of the commands in README and docs: each is accepted by its own parser; `tools/doc_commands.py` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patch series as upstream would take it: mails that plain `git am` applies to the pinned tree."""
+"""Tests of the patch series in upstream's form: mails that plain `git am` applies to the pinned tree."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_patch_is_a_mail(path: Path) -> None:
 
 @pytest.mark.skipif(GIT is None, reason="git is not installed")
 def test_git_am_makes_the_tree_that_the_build_makes(tmp_path: Path) -> None:
-    """No option that forgives: every context line has to match where it stands."""
+    """Strict application: every context line has to match at its position."""
     files = vendor.read_archive(vendor.pinned_sdist(vendor.cache_folder()))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The options that name and load the models, on the command line and of the class."""
+"""Tests of the options that name and load models, on the command line and in the class."""
 
 from __future__ import annotations
 

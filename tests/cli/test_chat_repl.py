@@ -1,4 +1,4 @@
-"""dflash-chat: commands and answers on a toy engine, then the real program on a pseudo-terminal."""
+"""Tests of dflash-chat: commands and answers on a toy engine, then the real program on a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_singular_and_plural() -> None:
 
 
 class Screen(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""`dflash-run` as a user meets it: most runs in this process, those that need pipes or signals in their own."""
+"""Tests of `dflash-run`: most runs in this process, those that need pipes or signals in their own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Run = Callable[..., Result]
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -160,7 +160,7 @@ def test_seed(run: Run) -> None:
 
 
 def test_verbose(run: Run) -> None:
-    """-v tells the sizes, with --json too, and leaves stdout alone."""
+    """-v prints the sizes, with --json too, and leaves stdout alone."""
     for flags in (["-v"], ["-v", "--json"]):
         done = run(*GREEDY[:-4], "-p", "x", "-n", "2", *flags)
         assert (
@@ -177,7 +177,7 @@ def test_verbose(run: Run) -> None:
 
 
 def test_no_draft(run: Run, alone: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a draft to be found, auto has copies alone, of which there are none here, and says so."""
+    """Without a draft to be found, auto has only prompt lookup, which finds nothing here, and reports so."""
     report = json.loads(run("-m", str(alone), "-p", "x", "-n", "2", "--json").out)
     assert report["mode"] == "auto" and report["draft_n"] == 0 and report["sources"] == []
     assert "no draft beside" in caplog.text and "-md" in caplog.text
@@ -186,7 +186,7 @@ def test_no_draft(run: Run, alone: Path, caplog: pytest.LogCaptureFixture) -> No
 def test_a_bad_draft_beside_the_target(
     run: Run, tmp_path: Path, demo_target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was only found: a warning, and plain decoding. A damaged target is told of, not its missing draft."""
+    """It was only found: a warning, and plain decoding. A damaged target is reported, not its missing draft."""
     target = tmp_path / "target.gguf"
     target.symlink_to(demo_target)
     (tmp_path / "a-dflash.gguf").write_bytes(b"GGUF nonsense")
@@ -210,7 +210,7 @@ def test_the_list_of_pairs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_on_a_terminal() -> None:
-    """A bar that is gone at the end; nothing where nobody looks."""
+    """A bar that is erased at the end; nothing where stderr is no terminal."""
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         meter = Meter(stream)
@@ -246,7 +246,7 @@ def test_progress_fits_the_terminal(columns: int) -> None:
 def test_more_threads_than_cores(
     run: Run, thinker: Callable[..., FakeEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Said once; a number that cannot be is refused alone."""
+    """Warned once; an impossible number alone is refused."""
     thinker("x")
     cores = physical_cores()
     run("-p", "x", "-n", "1", "-t", str(cores + 1))
@@ -291,7 +291,7 @@ def test_chat(run: Run, tokenizer: Tokenizer) -> None:
 
 @pytest.fixture
 def thinker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeEngine]:
-    """thinker(reply) puts an engine with a thinking model in the program's place of one, and gives it."""
+    """thinker(reply) replaces the program's engine by one with a thinking model, and returns it."""
 
     def put(reply: str, template: str = TOOL_TEMPLATE) -> FakeEngine:
         engine = FakeEngine(tokenizer=byte_vocabulary(template=template), replies=[reply])
@@ -483,7 +483,7 @@ def test_model_without_a_chat_template(run: Run, toy_pair: tuple[Path, Path]) ->
 def test_nothing_to_read_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With no prompt and nobody piping one, it asks for one instead of waiting."""
+    """Without a prompt or a pipe it exits with an error instead of waiting."""
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert main([]) == 2
     assert "no prompt" in capsys.readouterr().err
@@ -514,7 +514,7 @@ class StopAfter:
 def test_interrupted_report(
     run: Run, monkeypatch: pytest.MonkeyPatch, plain_text: str, questions: int
 ) -> None:
-    """An interrupt during the prompt, which is two batches, or the text: what there is so far, marked as cancelled."""
+    """An interrupt during the prompt, which is two batches, or the output: what there is so far, marked as cancelled."""
     monkeypatch.setattr(cli, "Interrupt", lambda: StopAfter(questions))
     done = run(*GREEDY, "--json")
     report = json.loads(done.out)
@@ -526,7 +526,7 @@ def test_interrupted_report(
 
 
 def test_interrupted_comparison(run: Run, monkeypatch: pytest.MonkeyPatch, plain_text: str) -> None:
-    """A Ctrl-C while the text is decoded once more: the text stays, nothing is said about what was not measured."""
+    """A Ctrl-C during the plain run for comparison: the output stays, and no comparison is printed."""
     steps = json.loads(run(*GREEDY, "--mode", "tree", "--json").out)["steps"]
     monkeypatch.setattr(cli, "Interrupt", lambda: StopAfter(steps + 4))
     done = run(*GREEDY, "--mode", "tree", "--versus-plain")

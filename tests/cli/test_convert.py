@@ -1,4 +1,4 @@
-"""`dflash-convert`: what it writes reads as what it read, and has the keys that llama.cpp asks for. 6 seconds."""
+"""Tests of `dflash-convert`: its output reads like its input, and has the keys that llama.cpp needs. 6 seconds."""
 
 from __future__ import annotations
 

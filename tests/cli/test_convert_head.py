@@ -1,4 +1,4 @@
-"""`dflash-convert` of a prediction head: the target's file with the head that it had before. 2 seconds."""
+"""Tests of `dflash-convert` on a prediction head: the target's file gets back the head that it had. 2 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dflash-doctor`: every judgement from plain facts, then whole runs on good, wrong and broken files. 20 seconds."""
+"""Tests of `dflash-doctor`: every check on plain facts, then whole runs on good, wrong and broken files. 20 seconds."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ def test_standard_streams_closed_or_full(redirection: str, code: int, json_too: 
 
 
 def test_it_starts_without_a_binding() -> None:
-    """And says so: nothing that it imports at its start may need what is missing."""
+    """And reports so: nothing that it imports at its start may need what is missing."""
     program = (
         "import sys; sys.modules['dflash_ggml.ggml.bindings'] = None; from dflash_ggml.cli.doctor import main"
     )
@@ -286,7 +286,7 @@ def test_it_starts_without_a_binding() -> None:
 
 
 def test_without_a_binding(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever hinders the import is told, and nothing that needs it is tried."""
+    """Whatever prevents the import is reported, and nothing that needs it is tried."""
     usual = builtins.__import__
 
     def fails(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
@@ -400,7 +400,7 @@ def test_it_follows_spec(
     verdict: str,
     words: str,
 ) -> None:
-    """What is told of the draft, and planned for it, is what will be loaded."""
+    """The draft that is reported and planned for is the one that will be loaded."""
     needs_binding()
     monkeypatch.setattr("dflash_ggml.cli.doctor.examine_decoding", lambda config: ())
     target, draft = toys.write_pair(tmp_path, 3, nextn=True)

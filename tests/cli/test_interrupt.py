@@ -1,4 +1,4 @@
-"""Ctrl-C: noted once, and an end at once the second time."""
+"""Tests of Ctrl-C: noted the first time, immediate exit the second time."""
 
 from __future__ import annotations
 

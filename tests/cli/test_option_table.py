@@ -1,4 +1,4 @@
-"""Options from tables of text."""
+"""Tests of options that are defined by tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler's options on every face: command line, /set, requests over HTTP, the class."""
+"""Tests of the sampling options in every interface: command line, /set, HTTP requests, the class."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_nothing_given_is_the_default() -> None:
 
 
 def test_the_model_file_comes_before_our_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Flags win, also at the default's own value; what was taken is said, unless decoding is greedy."""
+    """Flags win, also at the default's own value; what was taken is reported, unless decoding is greedy."""
     recommends = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20}
     parser = argparse.ArgumentParser()
     add_sampling_options(parser)

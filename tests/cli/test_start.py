@@ -1,4 +1,4 @@
-"""Starting a command: Ctrl-C is answered from the first line on, without a traceback."""
+"""Tests of starting a command: Ctrl-C is handled from the first line on, without a traceback."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_nothing_slow_is_imported_before_ctrl_c_is_answered() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("found", ["None", "types.SimpleNamespace(ffi=None, lib=types.SimpleNamespace())"])
 def test_a_checkout_that_was_not_rebuilt(command: str, found: str) -> None:
-    """A line that says how to build it, where the compiled part is missing and where it is of other sources."""
+    """A line with the build command, where the compiled part is missing and where it is of other sources."""
     code = f"""if True:
         import sys, types
         sys.modules["dflash_ggml.decode.native._native"] = {found}

@@ -1,4 +1,4 @@
-"""What is told of a stream that breaks, and of what has nothing to do with streams."""
+"""Tests of errors from broken output streams, and of errors that have nothing to do with streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--versus-plain`: how much is decoded again, and what is said about it."""
+"""Tests of `--versus-plain`: how much is decoded again, and the reported comparison."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_who_was_faster() -> None:
 
 
 def test_short_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who goes first changes, nothing is copied from the same text written before, and the middle round counts."""
+    """The first mode alternates, prompt lookup cannot match an earlier run of the same prompt, and the median counts."""
     on = session()
     report, prepared = speculate(on, 12)
     seen: list[Any] = []
@@ -131,7 +131,7 @@ def test_short_runs_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_an_option(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text once, then two lines; with --json one more key. Without a seed both still take the same draws."""
+    """The output once, then two lines; with --json one more key. Without a seed both still take the same draws."""
     pytest.importorskip("dflash_ggml.ggml.bindings")
     from dflash_ggml.cli.run import main
 

@@ -1,4 +1,4 @@
-"""The acceptance walk: only the target's tokens, asked for once each, in text order."""
+"""Tests of the acceptance walk: only the target's tokens, one draw each, in order."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_stop_cuts_the_same_walk(tree: Tree, data: st.DataObject) -> None:
     assert cut.tokens == full.tokens[:limit] == tuple(seen)
     assert cut.path == full.path[: len(cut.tokens)]
     assert cut.stopped == (len(full.tokens) >= limit)
-    # a drafted token is drafted, also where the text ends with it
+    # a drafted token is drafted, also where the output ends with it
     assert cut.kept == full.path[: limit + 1] and cut.n_accepted == min(limit, full.n_accepted)
 
 

@@ -1,4 +1,4 @@
-"""A draft's probabilities, corrected by what the target chose."""
+"""Tests of the calibration of a draft's probabilities by what the target chose."""
 
 from __future__ import annotations
 

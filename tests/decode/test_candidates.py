@@ -1,4 +1,4 @@
-"""Candidates with pair scores and from tries: the tree they grow, against all paths written out."""
+"""Tests of candidates with pair scores and from tries: the tree that they grow, against an enumeration of all paths."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_seeded_tree_of_pairs_begins_with_the_spine():
 
 
 def test_a_trie_of_any_depth():
-    """Copied text: one long branch, and a short likely one."""
+    """Prompt lookup: one long branch, and a short likely one."""
     half = float(np.log(0.5))
     children = {"root": {5: (half, "a"), 6: (half + 0.1, "b")}} | {
         "a" * n: {n: (0.0, "a" * (n + 1))} for n in range(1, 40)

@@ -1,4 +1,4 @@
-"""Copies as candidates, and one tree of them and a draft's: probabilities, equal tokens, growth, and what is learned."""
+"""Tests of prompt-lookup candidates, and of one tree of them and a draft's: probabilities, equal tokens, growth, learning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
 def distribution(
     rows: Rows | None, lookup: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
 ) -> dict[int, float]:
-    """The next token after a path, from the definition; tokens that nobody offers are left out."""
+    """The next token after a path, from the definition; tokens that no source proposes are left out."""
     windows = [
         (window, length)
         for window, length in zip(lookup.windows, lookup.lengths)
@@ -56,7 +56,7 @@ def distribution(
         if depth < len(window) and depth < lookup.depth:
             votes.setdefault(window[depth], []).append(length)
     draft = {}
-    if rows is not None and depth < len(rows.ids):  # a plain row stands whatever comes before it
+    if rows is not None and depth < len(rows.ids):  # a plain row holds for any path before it
         draft = dict(zip(rows.ids[depth].tolist(), np.exp(rows.log_probs[depth].astype(float)).tolist()))
     total_weight = sum(2 ** min(n, 16) for who in votes.values() for n in who)
     found = {}
@@ -175,14 +175,14 @@ def test_the_spine_takes_the_best_child_each_time(seed, depths, matches, length)
 
 
 def cells() -> tuple[int, int]:
-    """Of one place alone, matched by 2 tokens and by 20."""
+    """Of a single match, of 2 tokens and of 20."""
     weak, strong = LookupCandidates([[1]], [2], 1), LookupCandidates([[1]], [20], 1)
     ((_, low, _),), ((_, high, _),) = weak.votes(weak.root), strong.votes(strong.root)
     return low, high
 
 
 def test_rates_follow_what_was_right():
-    """One place's word is not believed because it is the only one; what is wrong loses its probability."""
+    """A single match is not trusted for being the only one; a wrong one loses its probability."""
     shared, (low, high) = LookupRates(), cells()
     rates = LookupRates(shared)
     assert rates.rates[low] < 0.4 < rates.rates[high] < 1
@@ -197,7 +197,7 @@ def test_rates_follow_what_was_right():
 
 
 def test_repetition_is_followed_at_once():
-    """All cells move together before any of them has samples of its own, and no further than the text goes."""
+    """All cells move together before any of them has samples of its own, and no further than the sequence goes."""
     rates, (low, high) = LookupRates(LookupRates()), cells()
     first = list(rates.rates)
     rates.learn([(low, True)] * 3)
@@ -224,14 +224,14 @@ def test_votes_are_learned_where_the_walk_came():
         after, first = rates.rates[cells[path]], before[cells[path]]
         return float(np.log(after / (1 - after)) - np.log(first / (1 - first)))
 
-    # nobody came to the node behind the wrong one: only the text's trend moved its cell
+    # the node behind the wrong one was never visited: only the sequence's trend moved its cell
     assert moved((5, 9, 1)) == pytest.approx(rates.trend)
     assert moved((5,)) > rates.trend > moved((5, 9))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 3))
 def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, matches):
-    """Without samples the draft's own word stands, and a vote's probability is what it was grown with."""
+    """Without samples the draft's own probability is used, and a vote's probability is what it was grown with."""
     rng = np.random.default_rng(seed)
     tree = Merged(rows_of(rng, depths, 3), lookup_of(rng, matches, 4), LookupRates()).grow(0, 20)
     np.testing.assert_allclose(Calibration().path_probabilities(tree), np.exp(tree.log_probs), rtol=1e-3)

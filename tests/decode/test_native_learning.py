@@ -1,4 +1,4 @@
-"""What is learned of walks in C equals what the Python beside the tests learns, bit for bit."""
+"""Tests of learning from accepted paths in C against the Python reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree_of(rng: np.random.Generator, rates: LookupRates) -> Tree:
 
 
 def walked(rng: np.random.Generator, tree: Tree) -> Accepted:
-    """A walk that goes on more often than not, and may end with a node that was drafted."""
+    """A walk that continues more often than not, and may end with a node that was drafted."""
     path = [0]
     while len(children := np.flatnonzero(tree.parents == path[-1])) and rng.random() < 0.7:
         path.append(int(rng.choice(children[:3])))
@@ -64,7 +64,7 @@ def same(a: LookupRates, b: voting.LookupRates) -> None:
 
 @given(seeds, st.booleans())
 def test_walks(seed: int, is_first: bool) -> None:
-    """Of a text alone, and of one behind others: calibration, rates of prompt lookup, and the gains expected of the next tree."""
+    """Alone, and after other sequences: calibration, rates of prompt lookup, and the gains expected of the next tree."""
     rng = np.random.default_rng(seed)
     known, known_in_python = Calibration(), calibrated.Calibration()
     rates, rates_in_python = LookupRates(), voting.LookupRates()
@@ -89,7 +89,7 @@ def test_walks(seed: int, is_first: bool) -> None:
 
 @given(seeds, st.integers(1, 6))
 def test_batches_of_trees(seed: int, n: int) -> None:
-    """Each is worth what it is alone, merged ones too; without a calibration it is what the draft says."""
+    """Each has the gains that it has alone, merged ones too; without a calibration those of the draft's own probabilities."""
     rng, rates = np.random.default_rng(seed), LookupRates()
     trees = [tree_of(rng, rates) for _ in range(n)]
     known = [None if rng.random() < 0.3 else Calibration() for _ in trees]

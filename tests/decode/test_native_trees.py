@@ -1,4 +1,4 @@
-"""Trees grown in C equal those of the Python beside the tests, bit for bit."""
+"""Tests of growing trees in C against the Python reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_width_that_is_too_narrow_is_refused() -> None:
 
 
 class Uneven:
-    """Candidates that say more tokens than probabilities."""
+    """Candidates with more tokens than probabilities."""
 
     root = 0
 

@@ -1,4 +1,4 @@
-"""The index of a text's n-grams, against looking at all positions."""
+"""Tests of the n-gram index against a search of all positions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check(index: NgramIndex, text: list[int], tail: list[int]) -> None:
         newest = max(position for position, length in every.items() if length >= order)
         if (
             order == reference.ORDERS[-1]
-        ):  # hops may end among other texts of the same hash, not in so short a one
+        ):  # hops may end among other n-grams of the same hash, not in so short a sequence
             assert newest == found[0][0]
 
 

@@ -1,4 +1,4 @@
-"""Sampling options that a model file recommends."""
+"""Tests of the sampling options that a model file recommends."""
 
 from __future__ import annotations
 

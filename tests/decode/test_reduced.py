@@ -1,4 +1,4 @@
-"""Draws from reduced rows are those from whole rows: same seed, same tokens; a whole row is asked for where it must be."""
+"""Tests of draws from reduced rows: same seed, same tokens as from whole rows; a whole row is fetched where it must be."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_same_tokens_as_from_whole_rows(
         return
     try:
         sampler.probs(row, history)
-    except DflashError:  # everything is forbidden: said by the sampler, with the row
+    except DflashError:  # everything is forbidden: the sampler raises, with the row
         with pytest.raises(DflashError):
             both(options, row, history, processors=processors)
         return
@@ -186,7 +186,7 @@ def test_flat_rows_are_fetched(change: dict) -> None:
 
 
 def test_a_nucleus_at_the_edge_of_rounding_is_fetched() -> None:
-    """Two kept tokens hold exactly the share asked for, as far as the device's sum can tell."""
+    """Two kept tokens hold exactly the requested share, within the precision of the device's sum."""
     row = np.full(600, -1e4, np.float32)
     row[:100] = 0.0
     row[[100, 200]] = math.log(1000)  # 2,000 of 2,100

@@ -1,4 +1,4 @@
-"""The sampler against straightforward references; draws against the distributions by chi-square."""
+"""Tests of the sampler against straightforward references; draws against the distributions by chi-square."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ edits = st.lists(
 def test_draws_do_not_depend_on_how_the_history_came_about(
     seed: int, last_n: int, processed: bool, probed: bool, steps: list[tuple[str, object]]
 ) -> None:
-    """Grown, rewound, edited, copied: always the tokens, bit for bit, of a sampler that takes in all of it anew."""
+    """Extended, rewound, edited, copied: always, bit for bit, the tokens of a new sampler that is fed the whole history."""
     params = replace(
         NEUTRAL,
         repeat_penalty=1.3,

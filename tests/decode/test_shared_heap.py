@@ -1,4 +1,4 @@
-"""One heap over several lists: the largest sum that lists allow, and the C equal to the Python beside the tests."""
+"""Tests of one heap over several lists: the largest sum that the lists allow, and C equal to the Python reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def front(lists: list[list[float]], most: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_heap_takes_the_largest_sum_that_lists_allow(seed: int):
-    """Of lists that fall, no other choice of so many entries from their fronts is worth more."""
+    """For non-increasing lists, no other choice of that many entries from their fronts has a larger sum."""
     rng = random.Random(seed)
     lists = [sorted((rng.random() for _ in range(rng.randint(0, 5))), reverse=True) for _ in range(4)]
     most = rng.randint(0, 8)

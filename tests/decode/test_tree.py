@@ -1,4 +1,4 @@
-"""Draft trees against brute force, and the promises that the verify pass relies on."""
+"""Tests of draft trees against brute force, and of the invariants that the verify pass relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of DFlash2 and DSpark drafts read like the GGUF files made of them; their faults are named. 3 seconds."""
+"""Tests of DFlash2 and DSpark checkpoints: they read like the GGUF files made of them; errors are named. 3 seconds."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def torch_archive(
 
 
 def test_a_mask_vector_of_its_own(tmp_path: Path) -> None:
-    """It stands where the mask token's embedding would: a vector equal to that changes nothing, another one does."""
+    """It replaces the mask token's embedding: an equal vector changes nothing, another one does."""
     target, gguf = toys.write_pair(tmp_path, 5)
     folder = write_checkpoint(tmp_path / "draft", gguf)
     p = DraftFile.open(folder).params

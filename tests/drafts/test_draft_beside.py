@@ -1,4 +1,4 @@
-"""Which draft is found beside a target, among sparse files with published headers."""
+"""Tests of finding a draft next to a target, among sparse files with published headers."""
 
 from __future__ import annotations
 

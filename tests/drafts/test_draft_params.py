@@ -1,4 +1,4 @@
-"""Drafts: all dialects read alike, other kinds are refused, pairs that do not fit are named. 4 seconds."""
+"""Tests of draft parameters: all dialects read alike, other kinds are refused, mismatched pairs are named. 4 seconds."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_bad_gguf_draft(file: Path, changes: dict[str, Any], message: str):
 
 
 def test_tables_of_its_own(file: Path):
-    """An embedding or a head that the draft brings is known by its shape, and counts as the vocabulary where no key tells."""
+    """A draft's own embedding or head is recognised by its shape, and gives the vocabulary size where no key does."""
     own = {"token_embd.weight": (8, 30), "output.weight": (8, 30)}
     keys = {
         key: value

@@ -1,4 +1,4 @@
-"""Headers of published drafts, as sparse files of the full size: read and fitting, or refused with what to use instead."""
+"""Tests on headers of published drafts, as sparse files of full size: accepted, or refused with an alternative."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_draft(name: str, target_file: Path, tmp_path: Path) -> None:
         target = read_target(file)
         misfits = " ".join(draft.check(target, str(target_file)))
         assert p.own == (("token_embd.weight",) if name == "up-ropefactors" else ())
-        # by its title a draft of the 3.6, and its file does not tell
+        # by its title a draft of the 3.6, and its file has no key for it
         assert ("--draft-window 2048" in misfits) == (name not in WINDOWED)
         device = Device.cpu(1, reference=True)
         try:

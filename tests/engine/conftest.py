@@ -1,4 +1,4 @@
-"""An engine to hold to the contract: the real one on toy pairs, and the one that most tests of other rooms use instead."""
+"""Fixtures with the engines that share one contract: the real one on toy pairs, and the fake one that most other tests use."""
 
 from __future__ import annotations
 

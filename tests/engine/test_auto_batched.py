@@ -1,7 +1,6 @@
-"""Mode auto on the demo pair in float32, whose drafts are often right: texts that come, go and are given up.
+"""Tests of mode auto on the demo pair in float32, whose drafts are often right: sequences start, end and are cancelled.
 
-Plans depend on what passes take here, so no two runs plan alike; all have the words of plain decoding.
-5 seconds.
+Plans depend on pass times here, so no two runs plan alike; all have the output of plain decoding. 5 seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ N = 32
 
 @dataclass
 class Job:
-    """A text to write. leaves: tokens after which it is given up."""
+    """A sequence to generate. leaves: tokens after which it is cancelled."""
 
     prompt: list[int]
     sampling: dict[str, Any]
@@ -54,12 +53,12 @@ class Job:
         return {"sampler": sampler, "max_tokens": N, "mode": mode, "stop": lambda token: False}
 
 
-@pytest.fixture(scope="module", params=["draft", "draft and copies", "copies"])
+@pytest.fixture(scope="module", params=["draft", "draft and lookup", "lookup"])
 def engine(request: pytest.FixtureRequest, f32_target: Path, f32_draft: Path) -> Iterator[Solo]:
-    sources = {"draft": ("dflash",), "draft and copies": ("dflash", "suffix"), "copies": ("suffix",)}
+    sources = {"draft": ("dflash",), "draft and lookup": ("dflash", "suffix"), "lookup": ("suffix",)}
     config = EngineConfig(
         f32_target,
-        f32_draft if request.param != "copies" else None,
+        f32_draft if request.param != "lookup" else None,
         spec=sources[request.param],
         n_ctx=320,
         parallel=3,
@@ -89,7 +88,7 @@ def expected(engine: Solo, job: Job) -> list[int]:
 
 
 def test_output_equals_plain_decoding(engine: Solo, fast_passes: None) -> None:
-    """Between one text and three, in any state index."""
+    """Between one sequence and three, in any state index."""
     rng = np.random.default_rng(1)
     jobs = [
         Job(engine.tokenizer.encode(prompt), SAMPLINGS[i % 3])

@@ -1,4 +1,4 @@
-"""Blocks that several texts draft in one pass are those that each drafts alone, tokens that wait included. 3 seconds."""
+"""Tests that blocks drafted in one pass for several sequences equal solo blocks, pending tokens included. 3 seconds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run_on(slot: Any, prompt: list[int], steps: int) -> None:
 
 
 def parts(candidates: Any) -> tuple[Rows, ...]:
-    """The rows of each draft that had a say."""
+    """The rows of each draft that took part."""
     return candidates.drafts if isinstance(candidates, Several) else (candidates,)
 
 
@@ -75,7 +75,7 @@ def parts(candidates: Any) -> tuple[Rows, ...]:
 def test_batched_blocks_equal_solo_blocks(
     engine: Solo, depth: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in parts, as where products of many columns are slow."""
+    """Also in parts, as where matmuls of many columns are slow."""
     drafter = engine.drafter
     alone = []
     for i, prompt in enumerate(PROMPTS):

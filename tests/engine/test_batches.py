@@ -1,4 +1,4 @@
-"""Prompts in batches: which sizes there are, and that the sizes say nothing about the text. About 5 s."""
+"""Tests of prefill batches: which sizes exist, and that the output does not depend on them. About 5 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several texts in one pass, with drafts and targets of every kind: each is what it is alone. 15 seconds."""
+"""Tests of several sequences in one pass, with drafts and targets of every kind: each equals its solo run. 15 seconds."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @dataclass
 class Job:
-    """A text to write, and what came of it."""
+    """A sequence to generate, and its result."""
 
     prompt: list[int]
     sampling: dict[str, Any]
@@ -130,7 +130,7 @@ def some_jobs(engine: Solo, n: int, seed: int) -> list[Job]:
 
 
 def write(engine: Solo, jobs: list[Job], seed: int) -> int:
-    """Sequence the jobs side by side; they arrive, are parked and go on at random. Passes of several."""
+    """Decode the jobs in batches; they arrive, are preempted and continue at random. Returns the number of batched passes."""
     rng = np.random.default_rng(seed)
     waiting, running, preempted, together = list(jobs), list[Job](), list[tuple[Job, Any]](), 0
     while waiting or running or preempted:
@@ -174,7 +174,7 @@ def write_beside(engine: Solo, jobs: list[Job]) -> None:
 
 
 def foretell(engine: Solo, jobs: list[Job], outputs: list[list[int]], patch: pytest.MonkeyPatch) -> None:
-    """Let the draft know the texts: of every depth the right token and another, either of them first."""
+    """Let the draft know the outputs: for every depth the right token and another, either of them first."""
     drafter, rng = engine.drafter, np.random.default_rng(7)
     assert drafter is not None
 

@@ -1,4 +1,4 @@
-"""Work that is put off until a device is waited for is done once."""
+"""Tests of work deferred to the wait for a device: it runs once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DFlash, DFlash2 and DSpark drafts: their lattices against numpy in float64, and texts that no draft changes. 8 seconds."""
+"""Tests of DFlash, DFlash2 and DSpark drafts: lattices against numpy in float64, unchanged output. 8 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs measured when loading, kept on disk, and what they change: never a text."""
+"""Tests of the costs measured on loading and cached on disk: they change speed, never output."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def made_up(rng: np.random.Generator) -> list[Point]:
 def write(
     engine: Solo, temperature: float, mode: str, seed: int = 3, n: int = 150
 ) -> tuple[list[int], set[int]]:
-    """A text, and the widths that it took: `auto` with costs that are made up anew every step."""
+    """The output and the widths of a run of `auto` whose costs are replaced at random every step."""
     rng = np.random.default_rng(seed)
     sampler = Sampler(
         SamplingParams(temperature=temperature, top_k=0, top_p=1, min_p=0, seed=seed), engine.n_vocab
@@ -241,7 +241,7 @@ def test_costs_never_change_greedy_output(toy_pair, temperature):
 
 
 def test_costs_never_change_the_distribution(toy_pair):
-    """Short texts from one prompt, `auto` with other costs in each, against plain decoding with other seeds."""
+    """Short outputs from one prompt, `auto` with other costs in each, against plain decoding with other seeds."""
     with Solo.load(config(toy_pair, calibrate="never")) as engine:
         engine.prefill([3, 1, 4, 1, 5])
         start = engine.snapshot()

@@ -1,4 +1,4 @@
-"""Calls that used to end the interpreter: from a forked child, with ids that are none, from two threads, after closing."""
+"""Tests of calls that used to end the interpreter: in a forked child, with invalid ids, from two threads, after closing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_closing_while_another_thread_decodes(pair: tuple[Path, Path]) -> None:
 
 
 def test_two_threads(engine: Solo) -> None:
-    """One is served, the other is told who is."""
+    """One call is served; the other raises and names the running one."""
     fresh(engine)
     done, errors = [], []
 

@@ -1,4 +1,4 @@
-"""How many candidates a draft gives per depth: what was asked for, or by budget; the text is the same."""
+"""Tests of the number of candidates per depth: as requested, or by budget; output is unchanged."""
 
 from __future__ import annotations
 

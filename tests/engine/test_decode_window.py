@@ -1,4 +1,4 @@
-"""A window of attention at decode: what it hides, and that modes still write one text."""
+"""Tests of an attention window at decode: what it masks, and that all modes still give the same output."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_all_modes_give_the_same_output(toy_pair, types):
 @pytest.mark.parametrize("first_row", [0, 300])
 @pytest.mark.parametrize("types", [("f32", "f32"), ("bf16", "q5_1"), ("q8_0", "q4_0")], ids="/".join)
 def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_row, types):
-    """A pass over a tree against the whole cache under a mask that is written out."""
+    """A pass over a tree against the whole cache under an explicit mask."""
     rng = np.random.default_rng(n_prompt)
     parents = np.array([-1, 0, 0, 1, 1, 3, 5, 2], np.int32)
     depths = np.array([0, 1, 1, 2, 2, 3, 4, 2], np.int32)
@@ -124,7 +124,7 @@ def test_loading_warns_that_output_changes(toy_pair, caplog):
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_what_it_gathers_is_planned_and_reserved(toy_pair, mode):
-    """Where it is more than a batch of a prompt takes: nothing grows while a text is written."""
+    """Where it is more than a batch of a prompt takes: nothing grows during a generation."""
     options = {"n_batch": 16, "type_k": "q8_0", "type_v": "q4_0", "mode": mode}
     with load(toy_pair, **options) as engine:
         usual = engine.memory.parts[GRAPHS], engine.passes.workspace.nbytes

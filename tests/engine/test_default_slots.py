@@ -1,4 +1,4 @@
-"""How many texts are decoded side by side where nobody says: never so many that one text has less."""
+"""Tests of the default number of slots: as many as leave a single sequence its full context."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def n_slots(
 
 
 def needed(wanted: MemoryNeeds, n_states: int, n_ctx: int) -> int:
-    """Bytes with which so many texts fit."""
+    """Bytes with which that many sequences fit."""
     _, _, found = wanted.for_sequences(n_states).plan(n_ctx, 1 << 40, False)
     return found.total + MARGIN
 

@@ -1,4 +1,4 @@
-"""A draft whose window layers keep a ring proposes what one proposes that keeps all rows."""
+"""Tests of drafts whose window layers keep a ring: same proposals as with all rows kept."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def whole(pair, monkeypatch):
 
 
 def walk(engine: Solo, seed: int, given: list | None = None) -> list:
-    """Prefills, plain and drafted steps, resets, restores and texts that go on, over many rounds of a ring: all proposals.
-    given: those of another engine, on which the text goes on, so that a near-tie does not part the two."""
+    """Proposals over prefills, plain and drafted steps, resets, restores and continuations, past many wraps of a ring. given:
+    those of another engine, which the run follows, so that a near-tie does not make the two diverge."""
     rng, proposed, kept = np.random.default_rng(seed), [], []
     propose = engine.drafter.propose
 
@@ -88,14 +88,14 @@ def walk(engine: Solo, seed: int, given: list | None = None) -> list:
 
 
 def test_it_proposes_what_all_rows_propose(ringed, whole):
-    """Sums come in another order once the ring has gone round, so the last bits differ."""
+    """Sums come in another order once the ring has wrapped, so the last bits differ."""
     ours = walk(ringed, seed=0)
     theirs = walk(whole, seed=0, given=ours)
     assert max(at for at, *_ in ours) > 8 * RING
     for (at, tokens, scores), (other_at, other_tokens, other_scores) in zip(ours, theirs, strict=True):
         assert at == other_at
         np.testing.assert_allclose(scores, other_scores, atol=2e-4)
-        apart = np.diff(other_scores, axis=1) < -1e-3  # near-ties may change places
+        apart = np.diff(other_scores, axis=1) < -1e-3  # near-ties may be swapped
         sure = apart & np.roll(apart, 1, axis=1)
         sure[:, 0] = apart[:, 0]
         assert sure.mean() > 0.5
@@ -113,7 +113,7 @@ def test_a_batch_that_is_longer_than_the_ring(pair, whole):
 
 
 def test_a_snapshot_without_rows_has_the_ring(ringed):
-    """The text went on and the ring round: what it held at the snapshot comes back with it."""
+    """The sequence continued and the ring wrapped: its content at the snapshot is restored with it."""
     ringed.prefill(IDS[:400])
     bare = ringed.snapshot(with_rows=False)
     assert [ring.nbytes for ring in bare.rings] == [(WINDOW - 1) * t.nb[1] for t, *_ in ringed.drafter.rings]
@@ -128,7 +128,7 @@ def test_a_snapshot_without_rows_has_the_ring(ringed):
 
 
 def test_a_file_has_the_ring(pair, tmp_path):
-    """Another process goes on where this one was."""
+    """Another process continues from the file."""
     drafted = []
     for _ in range(2):
         with load(pair) as engine:

@@ -1,4 +1,4 @@
-"""A draft's weights in another type than its file's: what becomes of each tensor, and when nobody asked for it. 3 seconds."""
+"""Tests of loading a draft's weights in another type: each tensor's conversion, and the automatic choice. 3 seconds."""
 
 from __future__ import annotations
 

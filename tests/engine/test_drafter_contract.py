@@ -1,4 +1,5 @@
-"""A draft of another kind than any that exists: no model, no features, paths longer than a block, several sources in a trie."""
+"""Tests of the Drafter contract with a draft unlike any that exists: no model, no features, long paths, several sources in a
+trie."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Oracle(Drafter):
-    """Knows the text, and proposes it beside wrong branches, in part wrongly itself."""
+    """Knows the output, and proposes it beside wrong branches, in part wrongly itself."""
 
     def __init__(self, text: list[int], depth: int, seed: int) -> None:
         self.text, self.depth, self.taps = text, depth, ()
@@ -61,7 +62,7 @@ class Oracle(Drafter):
 
 
 class Seeing(Oracle):
-    """Wants features, and takes them in only when it is told to."""
+    """Wants features, and takes them in only when enabled."""
 
     def __init__(self, text: list[int], depth: int, seed: int, taps: tuple[int, ...]) -> None:
         super().__init__(text, depth, seed)

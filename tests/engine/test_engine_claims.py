@@ -1,4 +1,4 @@
-"""One call at a time: what would change the state under a suspended generation is refused by name, from any thread."""
+"""Tests of one call at a time: what would change the state under a suspended generation is refused by name, from any thread."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_generation_that_was_not_begun_claims_nothing(engine):
 
 
 def close_during(engine, work, inside: threading.Event, go_on: threading.Event) -> BaseException | None:
-    """Close the engine while `work`, in a thread of its own, stands inside a pass; what `work` raises."""
+    """Close the engine while `work`, in a thread of its own, is inside a pass; what `work` raises."""
     raised: list[BaseException | None] = []
     working = threading.Thread(target=lambda: raised.append(in_thread(work)))
     working.start()
@@ -147,7 +147,7 @@ def test_a_step_in_another_thread_is_waited_for_by_close(engine):
     assert isinstance(error, DeviceError) and "closed" in str(error)
 
 
-@pytest.mark.parametrize("engine_kind", ["real"], indirect=True)  # the stand-in has no passes
+@pytest.mark.parametrize("engine_kind", ["real"], indirect=True)  # the fake engine has no passes
 def test_close_waits_for_a_draft_that_takes_in(engine, monkeypatch):
     """A prefill lets the draft see what was accepted first; that is a pass like any other."""
     engine.prefill([1, 2, 3])

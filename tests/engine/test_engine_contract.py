@@ -1,4 +1,4 @@
-"""What the engine promises of prefill and generate, held against the real engine and its stand-in in other tests."""
+"""Contract of prefill and generate, run against the real engine and the fake one."""
 
 from __future__ import annotations
 

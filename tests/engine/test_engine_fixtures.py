@@ -1,4 +1,4 @@
-"""Target and draft graphs against PyTorch (see `fixtures`), on the same dequantised weights in float32."""
+"""Tests of target and draft graphs against PyTorch (see `fixtures`), on the same dequantised weights in float32."""
 
 from __future__ import annotations
 

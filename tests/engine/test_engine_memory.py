@@ -1,4 +1,4 @@
-"""Memory of a sequence: reserved once, and an interrupt while it is cleared or restored is noticed."""
+"""Tests of a sequence's memory: reserved once, and an interrupt while it is cleared or restored is noticed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def engine(toy_pair):
 
 
 def write_on(engine: Solo, n: int) -> list[int]:
-    """Go on behind the pending token."""
+    """Continue after the pending token."""
     engine.prefill([engine.pending])
     return write(engine, n)
 

@@ -1,4 +1,5 @@
-"""Plain, chain and tree decoding give the same greedy text: exactly in float32, up to near-ties on quantised weights."""
+"""Tests that plain, chain and tree decoding give the same greedy output: exactly in float32, up to near-ties on quantised
+weights."""
 
 from __future__ import annotations
 
@@ -121,7 +122,7 @@ def test_thread_count_does_not_matter(f32_target, f32_draft):
 
 
 def test_seeded_sampling_does_not_depend_on_the_mode(f32_target, f32_draft):
-    """One draw per emitted token in text order: a seed gives one text, however it is drafted."""
+    """One draw per emitted token, in order: a seed gives one output, however it is drafted."""
 
     def check(engine: Solo, prompt: str) -> None:
         params = SamplingParams(temperature=0.9, repeat_penalty=1.1, seed=PROMPTS.index(prompt))

@@ -1,6 +1,6 @@
-"""Sampled text has the target's distribution however it is drafted: the real engine on a toy pair of 64 tokens.
+"""Tests that sampled output has the target's distribution however it is drafted: the real engine on a toy pair of 64 tokens.
 
-Thousands of short texts start from one snapshot, so that the same position of each is an independent draw.
+Thousands of short outputs start from one snapshot, so that the same position of each is an independent draw.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def start(engine: Solo) -> Snapshot:
 def write(
     engine: Solo, start: Snapshot, params: SamplingParams, mode: str, seed: int, n: int = SEQUENCES
 ) -> tuple[np.ndarray, float]:
-    """Texts int [n, LENGTH] that follow the prompt, and the mean number of tokens that a step gave."""
+    """Outputs int [n, LENGTH] that follow the prompt, and the mean number of tokens that a step gave."""
     sampler = Sampler(replace(params, seed=seed), engine.n_vocab)
     texts, steps = [], 0
     for _ in range(n):
@@ -66,7 +66,7 @@ def write(
 
 @pytest.fixture(scope="module")
 def plain_outputs(engine: Solo, start: Snapshot) -> Callable[[str], np.ndarray]:
-    """plain_texts(setting) are texts of plain decoding, written once."""
+    """plain_outputs(setting): outputs of plain decoding, generated once."""
     written: dict[str, np.ndarray] = {}
 
     def texts(setting: str) -> np.ndarray:

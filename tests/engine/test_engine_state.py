@@ -1,4 +1,4 @@
-"""The state after commits, snapshots, stops and errors."""
+"""Tests of the state after commits, snapshots, stops and errors."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_the_draft_sees_what_was_committed(engine, between):
 
 
 def test_the_limit_does_not_change_the_output(toy_pair):
-    """A text in a context of just its length is the one in a longer context."""
+    """A sequence in a context of just its length equals the one in a longer context."""
     target, draft = toy_pair
     ids, outputs = np.random.default_rng(3).integers(0, 60, 4200).tolist(), []
     for n_ctx in (4230, 1 << 20):
@@ -218,7 +218,7 @@ def test_closing_the_generator_keeps_the_state(engine):
 
 
 def test_stop_inside_a_path_commits_the_cut_prefix(engine):
-    """A stop in the middle of an accepted path ends the text and the committed state there."""
+    """A stop in the middle of an accepted path ends the output and the committed state there."""
     engine.prefill([1, 2, 3])
     text = greedy_tokens(engine, 60)
     for at in range(1, 30):
@@ -274,7 +274,7 @@ def test_draft_of_another_model_is_refused(toy_pair, demo_target):
 
 
 def test_a_found_draft_stops_nothing(toy_pair, demo_target, tmp_path, caplog):
-    """One that does not fit, a damaged one, one that fails late: a warning, and plain decoding. A mode that needs it says so."""
+    """One that does not fit, a damaged one, one that fails late: a warning, and plain decoding. A mode that needs it raises."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF nonsense")
     for target, draft, reason in (
@@ -362,7 +362,7 @@ def test_options_of_a_generation_are_checked(engine, options):
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_a_sampler_that_raises_leaves_the_state_whole(engine, mode):
-    """What was committed by then is that of a prefill, and goes on as such."""
+    """What was committed by then is that of a prefill, and continues as such."""
 
     class Fails(Sampler):
         def sample(self, row, history=()):

@@ -1,4 +1,4 @@
-"""The engine on a GPU against the engine on the CPU. Skipped where this build or machine has no GPU."""
+"""Tests of the engine on a GPU against the engine on the CPU. Skipped where this build or machine has no GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def gpu(demo_target, demo_draft):
 
 @pytest.fixture(scope="module")
 def repeating(demo_target, demo_draft):
-    """A GPU whose texts do not depend on those before: what is copied from them makes trees wider, and widths round apart."""
+    """A GPU whose output does not depend on earlier ones: prompt lookup in them makes trees wider, and widths round
+    differently."""
     with Solo.load(EngineConfig(demo_target, demo_draft, reproducible=True)) as e:
         yield e
 
@@ -61,7 +62,7 @@ def write_on(engine: Solo, mode: str, n: int) -> list[int]:
 
 
 def fork(a: list[int], b: list[int]) -> int:
-    """Where two texts part."""
+    """Where two outputs diverge."""
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), len(a))
 
 
@@ -75,7 +76,7 @@ def write(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[list[int], i
 
 @pytest.mark.parametrize("n", [5, 40, 100])
 def test_a_sequence_after_a_nonfinite_one(repeating, n):
-    """Kernels multiply hidden rows by 0: none may hold NaN."""
+    """Kernels multiply masked rows by 0: none may hold NaN."""
     ids = (repeating.tokenizer.encode(PROMPTS[0]) * 30)[:400]
     expected = {mode: write(repeating, ids[:n], mode, 20) for mode in ("plain", "tree")}
     for mode, written in expected.items():
@@ -99,7 +100,7 @@ def test_logits(cpu, gpu, capsys):
 
 
 def test_hidden_states_and_every_row(cpu, gpu):
-    """Hidden states point the same way as the CPU's, and beside them the text that is held goes on as before."""
+    """Hidden states point the same way as the CPU's, and beside them the held sequence continues as before."""
     ids = cpu.tokenizer.encode(PROMPTS[0])
     other = cpu.tokenizer.encode(PROMPTS[1])
     states, rows = {}, {}
@@ -137,7 +138,7 @@ def test_greedy_text(cpu, gpu, capsys):
 
 
 def test_modes_agree(gpu):
-    """Plain, chain and tree on the GPU part at near-ties only."""
+    """Plain, chain and tree on the GPU diverge at near-ties only."""
     for prompt in PROMPTS[:12]:
         ids = gpu.tokenizer.encode(prompt)
         plain = write(gpu, ids, "plain", 64)[0]
@@ -178,9 +179,9 @@ def test_state_after_many_commits(gpu):
 
 
 def test_acceptance(cpu, gpu, capsys):
-    """Tokens per pass are the CPU's within noise, over all prompts and over those whose texts are equal.
+    """Tokens per pass are the CPU's within noise, over all prompts and over those whose outputs are equal.
 
-    The draft's rows are rounded too, so a chain may part from the CPU's where the text does not."""
+    The draft's rows are rounded too, so a chain may diverge from the CPU's where the output does not."""
     for mode in ("chain", "tree"):
         lengths, same = [], []
         for prompt in PROMPTS:
@@ -200,11 +201,11 @@ def test_acceptance(cpu, gpu, capsys):
 
 
 def test_any_choice_of_matmul_kernels(cpu, gpu, capsys):
-    """The measured table, ggml's own products everywhere, and random tables: logits and trees stay within the tolerances."""
+    """The measured table, ggml's own matmuls everywhere, and random tables: logits and trees stay within the tolerances."""
     measured = measure_matmuls(gpu.device, gpu.passes.weights.values(), 1.0)
     kinds = {t.type for t in measured.timings}
     with capsys.disabled():
-        print("\nproducts, ours against ggml's in ms:", *measured.timings, sep="\n  ")
+        print("\nmatmuls, ours against ggml's in ms:", *measured.timings, sep="\n  ")
     assert kinds == {"q8_0"} and measured.timings[0].width == WIDTHS[0]
     rng = np.random.default_rng(0)
 
@@ -347,7 +348,7 @@ def test_reduced_rows_write_what_whole_rows_write(repeating, options: dict, mode
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_reduced_rows_are_parts_of_the_whole(repeating, options: dict) -> None:
-    """What a pass says of its rows beside them: the same bits of each logit, and sums of float32. The rows are those of a pass
+    """What a pass reduces of its rows beside them: the same bits of each logit, and sums of float32. The rows are those of a pass
     that does not reduce."""
     ids, rng = repeating.tokenizer.encode(PROMPTS[0]), np.random.default_rng(0)
     tree = random_tree(rng, 31, repeating.drafter.depth, repeating.n_vocab - 8)
@@ -406,7 +407,7 @@ def test_quantised_caches(demo_target, demo_draft, pair):
 
 
 def test_a_ring_proposes_what_all_rows_do(demo_target, demo_draft, monkeypatch):
-    """After more than four rounds of it, in two prompts."""
+    """After more than four wraps of it, in two prompts."""
     ids, proposed = np.random.default_rng(2).integers(0, 8000, 900).tolist(), []
     config = EngineConfig(demo_target, demo_draft, draft_window=64, calibrate="never")
     for whole in (False, True):

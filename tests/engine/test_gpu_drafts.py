@@ -1,4 +1,4 @@
-"""Every kind of draft on a GPU against the same draft on the CPU. Skipped where this build or machine has no GPU."""
+"""Tests of every kind of draft on a GPU against the same draft on the CPU. Skipped where this build or machine has no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference.engine_kit import Solo, fresh, text
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
-# float16 caches and other products: log-probabilities of random weights spread over about 10
+# float16 caches and other matmul kernels: log-probabilities of random weights spread over about 10
 TOLERANCE = {"F16": 0.1, "Q8_0": 0.5, "BF16": 0.5}
 SHAPE: dict[str, Any] = {
     "n_vocab": 4000,
@@ -64,7 +64,7 @@ def pair(
 
 
 def test_lattices_and_outputs(pair: tuple[Solo, Solo, float]) -> None:
-    """The same candidates up to near-ties, and texts that no mode changes beyond what widths round."""
+    """The same candidates up to near-ties, and output that no mode changes beyond the rounding of widths."""
     cpu, gpu, tolerance = pair
     ids = np.random.default_rng(0).integers(0, cpu.n_vocab - 4, 100).tolist()
     found = []

@@ -1,4 +1,4 @@
-"""Targets with experts on a GPU against the same on the CPU. Skipped where this build or machine has no GPU."""
+"""Tests of targets with experts on a GPU against the same on the CPU. Skipped where this build or machine has no GPU."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_logits(pair: tuple[Solo, Solo, float], parts: tuple[int, ...]) -> None:
 
 
 def test_modes(pair: tuple[Solo, Solo, float]) -> None:
-    """Trees of every width begin as plain decoding goes on; draft and target are heard, and graphs are built once."""
+    """Trees of every width start like plain decoding; draft and target have accepted tokens, and graphs are built once."""
     _, gpu, _ = pair
     ids = np.random.default_rng(1).integers(0, gpu.n_vocab - 4, 60).tolist()
     plain = text(fresh(gpu, ids), max_tokens=48, mode="plain")

@@ -1,4 +1,5 @@
-"""Experts in the host's memory beside a GPU, against all of them on it. Skipped where this build or machine has no GPU."""
+"""Tests of experts offloaded to host memory beside a GPU, against all of them on it. Skipped where this build or machine has no
+GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ SIZES = MOE_VARIANTS[21] | {"n_embd": 512}
 WIDTHS = (512, 768, 160)
 PROMPT = np.random.default_rng(0).integers(0, 60, 3 * LENT + 5).tolist()
 # root mean square of a row's difference as a part of the row's deviation: of three rows in four, and of any, since two experts
-# that score alike may change places. Of two kinds of kernels and caches on the CPU 0.0004 and 0.0006 with F32, which a GPU
+# that score alike may be swapped. Of two kinds of kernels and caches on the CPU 0.0004 and 0.0006 with F32, which a GPU
 # multiplies as TF32, 0.011 and 0.10 with Q8_0; with one of a layer's experts missing 0.06 and 0.17
 MOST = {Type.F32: 0.005, Type.Q8_0: 0.02}
 ANY = 0.25
@@ -40,7 +41,7 @@ def config(request, tmp_path_factory) -> tuple[EngineConfig, float]:
     kind, n_ff = request.param
     sizes = SIZES | {"n_ff": n_ff, "n_ff_shared": n_ff}
     pair: tuple[Path, Path] = write_pair(tmp_path_factory.mktemp("gpu"), 21, kind, **sizes)
-    # the host's threads: more of them wait for each other in a toy's small products
+    # the host's threads: more of them wait for each other in a toy's small matmuls
     return EngineConfig(*pair, n_ctx=1024, n_threads=4, calibrate="never"), MOST[kind]
 
 
@@ -52,7 +53,7 @@ def whole(config) -> Iterator[Solo]:
 
 
 def rows_of(engine: Solo, ids: list[int]) -> np.ndarray:
-    """Logits after every token of a text that is read as a prompt."""
+    """Logits after every token of a prefilled prompt."""
     rows: list[np.ndarray] = []
     engine.reset()
     engine.prefill(ids, take_row=rows.append)
@@ -93,7 +94,7 @@ def test_prompts_and_outputs(config, whole, layers, capsys) -> None:
 
 
 def test_batched_sequences(config, whole) -> None:
-    """Passes of three texts are cut like those of one."""
+    """Passes of three sequences are cut like those of one."""
     base, most = config
     prompts = [PROMPT[at : at + 50 + at] for at in (0, 60, 120)]
     with Solo.load(replace(base, n_cpu_moe=2, parallel=3)) as engine:
@@ -103,7 +104,7 @@ def test_batched_sequences(config, whole) -> None:
     for ids, (tokens, rows) in zip(prompts, found, strict=True):
         theirs = rows_of(whole, tokens)[len(ids) - 1 :][:30]
         off.append(np.sqrt(np.mean((rows - theirs) ** 2, axis=1)) / theirs.std(axis=1))
-    # a text that was written drifts further than a prompt's batches: 0.04 and 0.08 on an H100 with Q8_0
+    # decoded tokens drift further than a prompt's batches: 0.04 and 0.08 on an H100 with Q8_0
     assert np.quantile(np.concatenate(off), 0.75) < 5 * most and np.max(off) < ANY, off
 
 

@@ -1,5 +1,5 @@
-"""Targets whose state is K/V rows only on a GPU against the same on the CPU: rotation, windows, gates and experts, in passes of
-every kind of width. Skipped where this build or machine has no GPU."""
+"""Tests of K/V-only targets on a GPU against the same on the CPU: rotation, windows, gates and experts, in passes of every kind
+of width. Skipped where this build or machine has no GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPE: dict[str, Any] = {
     "mix": 0.3,
 }
 SHAPE |= {"n_ff_expert": 256, "n_ff_shared": 256, "n_experts": 32, "n_used": 6}
-# without a shared expert beside them, two experts that change places are half a row's deviation: here all are chosen
+# without a shared expert beside them, two swapped experts are half a row's deviation: here all are chosen
 ALL_CHOSEN = {"n_experts": 8, "n_used": 8}
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"yarn": 4.0, "n_ctx_first": 64},
@@ -93,7 +93,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 256, "draft_layers": 2}
 # root mean square of a row's difference as a part of the row's deviation: of most rows, and of any, since two experts that score
-# alike may change places. Two types of caches on the CPU: 0.0004 and 0.04 with F16, 0.02 and 0.15 with Q4_K; another model: 1.4
+# alike may be swapped. Two types of caches on the CPU: 0.0004 and 0.04 with F16, 0.02 and 0.15 with Q4_K; another model: 1.4
 MOST = {"F16": 0.01, "Q4_K": 0.06}
 ANY = 0.4
 # types of caches, and how much most rows may differ with them: quantised where weights are not
@@ -119,7 +119,7 @@ def pair(
 
 
 def rows_of(engine: Solo, ids: list[int], parts: tuple[int, ...] = ()) -> np.ndarray:
-    """Logits after every token of a text that is read in such parts."""
+    """Logits after every token of a prompt prefilled in such parts."""
     rows: list[np.ndarray] = []
     engine.reset()
     for end, size in zip(np.cumsum(parts or (len(ids),)), parts or (len(ids),), strict=True):
@@ -154,7 +154,7 @@ def test_what_is_written(pair: tuple[Solo, Solo, float], mode: Any) -> None:
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])
     assert len(tokens) == len(rows) == 80
-    # rounding of Q4_K soon parts the text from the one that was foretold
+    # rounding of Q4_K soon makes the output diverge from the predicted one
     assert mode == "plain" or most > MOST["F16"] or len(found) < 60
     close(rows, rows_of(cpu, [*IDS, *tokens])[len(IDS) - 1 : -1], most)
 

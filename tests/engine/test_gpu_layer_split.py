@@ -1,4 +1,4 @@
-"""Layers on two GPUs, and the draft on its own, against one GPU. Skipped where there are fewer than two;
+"""Tests of layers on two GPUs, and the draft on its own, against one GPU. Skipped where there are fewer than two;
 GGML_CUDA_DEVICES=2 shows one card as two."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_give_what_one_gives(config, one: Solo, way: str) -> None:
-    """The same kernels compute the same columns; where a fused one would reach across the border, two may round otherwise."""
+    """The same kernels compute the same columns; where a fused one would reach across the border, two may round differently."""
     with Solo.load(replace(config, **WAYS[way])) as two:
         for ids in (PROMPT[:1], PROMPT[:40], PROMPT):
             rows = [fresh(engine, ids).logits.copy() for engine in (one, two)]

@@ -1,5 +1,5 @@
-"""A target with windows on a GPU: batches, single tokens and trees give the numbers that the CPU gives, over many rounds of
-a ring. Skipped where this build or machine has no GPU."""
+"""Tests of a target with windows on a GPU: batches, single tokens and trees against the CPU, past many wraps of a ring. Skipped
+where this build or machine has no GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES |= {
     "mix": 0.3,
 }
 DRAFT = {"normed_taps": True, "window": 64, "head_dim": 128, "n_heads": 3, "n_ff": 512, "draft_layers": 3}
-# of a logit, the largest being 41. Rounding of caches and products moves one by 0.06 with F16 on the CPU, by 0.7 with Q8_0; a
+# of a logit, the largest being 41. Rounding of caches and matmuls moves one by 0.06 with F16 on the CPU, by 0.7 with Q8_0; a
 # window of one token too many moves it by 6, a row of the ring taken for its neighbour by 9 (test_target_rings.py)
 TOLERANCE = {"F16": 0.3, "Q8_0": 1.5}
 IDS = np.random.default_rng(3).integers(0, 3990, 1500).tolist()
@@ -63,7 +63,7 @@ def gpu(pair: tuple[Path, Path]) -> Iterator[Solo]:
 
 
 def rows_of(engine: Solo, ids: list[int]) -> np.ndarray:
-    """Logits after every token of a text that is read in batches."""
+    """Logits after every token of a prompt prefilled in batches."""
     rows: list[np.ndarray] = []
     engine.reset()
     engine.prefill(ids, take_row=rows.append)
@@ -92,13 +92,13 @@ def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])
     assert len(tokens) == len(rows) == 300
-    # rounding of Q8_0 soon parts the text from the one that was foretold
+    # rounding of Q8_0 soon makes the output diverge from the predicted one
     assert mode == "plain" or kind == "Q8_0" or len(found) < 200
     close(kind, rows, rows_of(gpu, [*IDS[:700], *tokens])[699:999])
 
 
 def test_batched_sequences(kind: str, pair: tuple[Path, Path]) -> None:
-    """Trees and single tokens of three texts in one pass, each over its own ring."""
+    """Trees and single tokens of three sequences in one pass, each over its own ring."""
     prompts = [IDS[at : at + 300 + at // 10] for at in (0, 300, 600)]
     with load(pair, n_batch=256, parallel=3) as gpu:
         found = logits_batched(gpu, prompts, ("tree", "plain", "chain"), 100)

@@ -1,5 +1,5 @@
-"""The prompt scorer on a GPU: masses are those of a float64 reference up to rounding, for any chunks; the plan holds. Skipped
-where this build or machine has no GPU."""
+"""Tests of the prompt scorer on a GPU: masses are those of a float64 reference up to rounding, for any chunks; the plan holds.
+Skipped where this build or machine has no GPU."""
 
 from __future__ import annotations
 

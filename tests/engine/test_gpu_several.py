@@ -1,4 +1,5 @@
-"""Texts side by side on a GPU: each is what it is alone, up to near-ties. Skipped where this build or machine has no GPU."""
+"""Tests of batched sequences on a GPU: each equals its solo run, up to near-ties. Skipped where this build or machine has no
+GPU."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def engine(demo_target: Path, demo_draft: Path) -> Iterator[Solo]:
 def batched(
     engine: Solo, params: list[SamplingParams], mode: Any, joined: bool = False
 ) -> list[list[int]]:
-    """Texts behind the first prompts, four at a time; a place is taken again when its text has ended. joined: prompts are
-    prefilled in the passes of those that are running."""
+    """Generate after the first prompts, four at a time; a slot is reused when its sequence has ended. joined: prompts are
+    prefilled in the passes of running sequences."""
     outputs: list[list[int]] = [[] for _ in params]
     waiting, running = list(range(len(params))), dict[int, Any]()
 
@@ -77,9 +78,9 @@ def test_each_sequence_equals_its_solo_run(engine: Solo, mode: Any, joined: bool
 
 
 def test_sampled_sequences_and_few_graphs(demo_target: Path, demo_draft: Path) -> None:
-    """Rows are reduced on the device, each with its own text's temperature; the same steps again build no graph.
+    """Rows are reduced on the device, each with its own sequence's temperature; the same steps again build no graph.
 
-    Without copies: the second time they would find the first time's texts, and take other steps."""
+    Without prompt lookup: the second run would match the first one's output, and take other steps."""
     params = [SamplingParams(temperature=0.5 + 0.2 * i, seed=i) for i in range(SEQUENCES)]
     with Solo.load(EngineConfig(demo_target, demo_draft, parallel=4, n_ctx=4096, spec=DRAFTS)) as engine:
         first = batched(engine, params, "tree")

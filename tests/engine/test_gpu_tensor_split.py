@@ -1,5 +1,5 @@
-"""Halves of every layer on two GPUs against one. Skipped where there are fewer than two; GGML_CUDA_DEVICES=2 shows one card as
-two, whose kernels wait for each other on one card then."""
+"""Tests of halves of every layer on two GPUs against one. Skipped where there are fewer than two; GGML_CUDA_DEVICES=2 shows one
+card as two, whose kernels wait for each other on one card then."""
 
 from __future__ import annotations
 

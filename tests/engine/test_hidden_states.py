@@ -1,4 +1,4 @@
-"""Hidden states of a text beside the sequence: what they are, and that nothing else notices."""
+"""Tests of hidden states of an input beside a held sequence: their values, and that the sequence is not disturbed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_input_has_one_result(contracted: Any) -> None:
 
 @pytest.mark.parametrize("n", [5, 60, 120])
 def test_the_sequence_goes_on_as_if_nothing_had_been(contracted: Any, n: int) -> None:
-    """Also where the context has no room for both, and rows must be moved out of the way (128 tokens)."""
+    """Also where the context cannot hold both, and rows must be moved out of the way (128 tokens)."""
     tokens = text(fresh(contracted, OTHER), max_tokens=20)
     fresh(contracted, OTHER[:30])
     states_of(contracted, [i % 40 for i in range(n)])

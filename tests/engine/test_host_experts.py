@@ -1,4 +1,5 @@
-"""A target whose experts lie with the host: all paths give the bits of the undivided one. Both sides are CPUs. 10 seconds."""
+"""Tests of a target whose experts stay in host memory: all paths are bitwise those of the undivided one. Both sides are CPUs. 10
+seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels multiply few columns: the decision from timings, the measurement, and the device that follows it."""
+"""Tests of the choice of matmul kernels for few columns: the decision from timings, the measurement, and applying it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_width_given_twice_counts_once() -> None:
 
 
 def test_a_timing_of_rounds() -> None:
-    """Medians; rounds that differ by a tenth make a difference of a tenth noise, a single slow one does not."""
+    """Medians; iterations that differ by a tenth make a difference of a tenth noise, a single slow one does not."""
     steady = Timing.of("q8_0", 8, [1.0, 1.0, 1.01, 5.0, 1.0], [0.9, 0.91, 0.9, 0.9, 3.0])
     assert (steady.narrow_ms, steady.stock_ms) == (1.0, 0.9)
     assert steady.spread == pytest.approx(0.01 / 0.9)
@@ -228,7 +228,7 @@ def test_all_is_measured_when_there_is_time(slow: SlowKernels, weights: Weights)
 
 @pytest.mark.parametrize(("seconds", "pairs"), [(0.0, 0), (0.5, 1), (210.0, 1), (210.5, 2), (280.5, 3)])
 def test_it_ends_with_its_time(slow: SlowKernels, weights: Weights, seconds: float, pairs: int) -> None:
-    """A pair near a tie takes five rounds of two times seven runs, 70 s, the first 35 s more to warm up; what does not fit
+    """A pair near a tie takes five iterations of two times seven runs, 70 s, the first 35 s more to warm up; what does not fit
     is not begun."""
     slow.begin({})
     found = measure_matmuls(slow, weights.values(), seconds, clock=slow.clock)
@@ -366,7 +366,7 @@ def gpu() -> Iterator[Device]:
 
 
 def test_every_type_and_width_follows_the_table(gpu: Device) -> None:
-    """Bit for bit the product of the kernels that the table names, through graphs that were captured before it was set."""
+    """Bit for bit the result of the kernels that the table names, through graphs that were captured before it was set."""
     rng = np.random.default_rng(1)
     k, rows, widths = 1024, 256, (*range(1, 10), 16, 17, 32, 33, 64)
     sources = {}
@@ -419,7 +419,7 @@ def test_every_type_and_width_follows_the_table(gpu: Device) -> None:
 
 
 def test_a_number_beside_a_matrix_is_one_more_rounding(gpu: Device) -> None:
-    """NVFP4 files have one per matrix. Whether the product kernel multiplies or a kernel of its own: the same bits."""
+    """NVFP4 files have one per matrix. Whether the matmul kernel multiplies or a kernel of its own: the same bits."""
     rng = np.random.default_rng(2)
     k, rows, columns = 1024, 256, 16
     blocks = rng.integers(0, 256, (rows, k // 64, 36), np.uint8)

@@ -1,5 +1,5 @@
-"""Layers on two and three devices, and the draft on its own: texts and logits have the bits of one device, and all else works.
-All devices are CPUs, of which ggml opens as many as are named. 30 seconds."""
+"""Tests of layers on two and three devices, and the draft on its own: bitwise the output and logits of one device. All devices
+are CPUs, of which ggml opens as many as are named. 30 seconds."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_disk_cache_goes_from_two_devices_to_one(tmp_path: Path, monkeypatch: 
 
 
 def test_a_side_is_run_once_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many layers and taps lie there: side by side they would be so many graphs for a GPU to replay."""
+    """However many layers and taps are there: each further one would be another graph for a GPU to replay."""
     config = config_of(tmp_path, "dflash on three")
     with Solo.load(replace(config, tensor_split=(1.0, 1.0, 1.0), **THREE)) as engine:
         asked: list[int] = []
@@ -224,7 +224,7 @@ def test_one_device_has_graphs_that_nothing_divides(tmp_path: Path) -> None:
 
 
 def test_layers_go_where_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target that one device has no room for is loaded on two; what fits neither is refused with the device's name."""
+    """A target that does not fit on one device is loaded on two; what fits neither is refused with the device's name."""
     config = replace(config_of(tmp_path, "dflash on two"), draft=None, spec=())
     monkeypatch.setattr(memory_planner, "has_own_memory", lambda device: True)
     with Solo.load(config) as engine:

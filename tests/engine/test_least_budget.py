@@ -1,4 +1,4 @@
-"""A tree of one node is the narrowest that there is: loading measures and warms up within it."""
+"""Tests of a tree of one node, the smallest budget: loading measures and warms up within it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Texts of more than 100,000 tokens: rows, trees, snapshots and masks there, and a step that does no more than in a short text.
+"""Tests of contexts of more than 100,000 tokens: rows, trees, snapshots and masks, and a step no more expensive than a short
+one.
 
-Nothing is prefilled that far: a cache's rows are filled with numbers, from which the last tokens go on.
+Nothing is prefilled that far: a cache's rows are filled with random values, from which the last tokens continue.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def slot(engine):
 
 
 def lay(slot: Slot, n: int, seed: int = 0) -> list[int]:
-    """A text of n tokens whose rows hold random numbers, and TAIL behind them; all of its tokens."""
+    """A sequence of n tokens whose rows hold random values, and TAIL behind them; all of its tokens."""
     rng, sequence, drafter = np.random.default_rng(seed), slot.sequence, slot.engine.drafter
     slot.reset()
     for t in (*slot.engine.passes.state.kv.slices, *drafter.rows):
@@ -173,7 +174,7 @@ def adopted(slot: Slot) -> Session:
 
 @pytest.mark.parametrize("window", [None, 2048])
 def test_masks_far_out(window):
-    """A mask over 131,072 slots, and a ring of 2,304 rows at the same positions, against the rule written out."""
+    """A mask over 131,072 slots, and a ring of 2,304 rows at the same positions, against the rule itself."""
     device, width = Device.cpu(1), 16
     ring = window is not None
     n_rows = 2304 if ring else N_CTX

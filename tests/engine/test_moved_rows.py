@@ -1,4 +1,4 @@
-"""Texts whose cache rows are moved on the device: bit for bit what they were, for target and draft."""
+"""Tests of moving a sequence's cache rows on the device: target and draft continue bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(pair: tuple[Path, Path], device: str, **options: object) -> Solo:
 
 
 def sizes(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a run, so that short texts take several."""
+    """Rows of a run, so that short sequences take several."""
     monkeypatch.setattr(passes, "CARRIED", carried)
 
 
@@ -70,7 +70,7 @@ def spoil(slot: Slot, rows: range) -> None:
 
 
 def steps(slot: Slot, n: int) -> list[tuple[int, ...]]:
-    """What steps of a text emit; how many tokens each has is the draft's part."""
+    """What steps of a sequence emit; how many tokens each has is the draft's part."""
     sampler = Sampler(SamplingParams(temperature=0), slot.n_vocab)
     found = slot.generate(sampler, max_tokens=n, stop=lambda token: False, mode="tree")
     return [step.tokens for step in found]
@@ -80,7 +80,7 @@ def steps(slot: Slot, n: int) -> list[tuple[int, ...]]:
 def test_a_moved_sequence_continues(
     toy_pair: tuple[Path, Path], device: str, types: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over rows of NaN, which are no part of it, with all that the draft has seen, and by no way of the host."""
+    """Over rows of NaN, which are not part of it, with all features of the draft, and without a copy through the host."""
     sizes(64, monkeypatch)
 
     def written(moves: list[int]) -> list[list[tuple[int, ...]]]:
@@ -112,7 +112,7 @@ def test_a_moved_sequence_continues(
 
 @pytest.mark.parametrize("by", [-2 * UNIT, -UNIT, UNIT])
 def test_rows_behind_a_moved_sequence_are_not_read(toy_pair: tuple[Path, Path], device: str, by: int) -> None:
-    """A longer text that overflowed, of whose rows some are the text's again."""
+    """A longer sequence that overflowed, some of whose rows are the new sequence's."""
     with load(toy_pair, device) as engine:
         expected = []
         for shift in (0, by):
@@ -125,7 +125,7 @@ def test_rows_behind_a_moved_sequence_are_not_read(toy_pair: tuple[Path, Path], 
             assert start + by >= 0
             spoil(slot, range(start + 100, start + 600))
             slot.restore(kept)
-            slot.prefill(IDS[300:310])  # from here on nobody wants the rows behind
+            slot.prefill(IDS[300:310])  # from here on no sequence wants the rows behind
             if shift:
                 slot.kv.move(range(start + shift, start + shift + len(slot.kv.lent)))
             slot.prefill(IDS[310:400])
@@ -144,7 +144,7 @@ def begun(slot: Slot, ids: list[int]) -> Sequence:
 
 
 def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device: str) -> None:
-    """For one of them, to rows in which a text that is gone has left NaN."""
+    """For one of them, to rows in which a closed sequence has left NaN."""
     with load(toy_pair, device) as engine:
         pool, written = engine.passes.rows, []
         pool.isolated = CLOSE

@@ -1,4 +1,4 @@
-"""A text in which numbers overflow: it ends with an error that says so, leaves no NaN in the caches, and nobody else hears of it.
+"""Tests of a sequence with overflow: it ends with an error by name, leaves no NaN in the caches, and does not affect the others.
 
 A token's embedding is NaN or infinite, so that its keys and values are, and those of all that follow. Where this build and
 machine have a GPU the same is tested there: it multiplies rows that a mask hides by 0.
@@ -128,14 +128,14 @@ def begun(slot: Slot, how: dict[str, Any], mode: str, pending: int | None = None
 
 @pytest.fixture(params=HOW)
 def how(request: pytest.FixtureRequest, engine: Solo) -> Any:
-    """How the text is chosen; a device may reduce rows before they are read."""
+    """How tokens are chosen; a device may reduce rows before they are read."""
     before, engine.passes.reduces = engine.passes.reduces, request.param == "reduced"
     yield HOW[request.param]
     engine.passes.reduces = before
 
 
 def in_all_passes(mine: Slot) -> list[Any]:
-    """What a text writes and reads in passes of all kinds, and its state at the end."""
+    """Tokens and logits of a sequence in passes of all kinds, and its state at the end."""
     found: list[Any] = []
     for mode in ("plain", "tree"):
         found += written(mine, 12, mode=mode)
@@ -170,7 +170,7 @@ def same(found: list[Any], expected: list[Any]) -> None:
 
 
 def keeps_none(slot: Slot, begin: int) -> None:
-    """The text is of no use if something of it has no numbers; what was before it can be had again."""
+    """A sequence with a non-finite part is not usable; its earlier prefix can be restored."""
     engine = slot.engine
     if slot.n_tokens > begin:
         with pytest.raises(DeviceError, match="reset"):
@@ -185,7 +185,7 @@ def keeps_none(slot: Slot, begin: int) -> None:
 
 @pytest.mark.parametrize(("state_index", "rows"), [(0, "every"), (1, "last")])
 def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
-    """Of one batch or in the first of two; what was there before goes on."""
+    """Of one batch or in the first of two; what was there before continues."""
 
     def spoil(slot: Slot) -> None:
         kept = slot.snapshot(with_rows=False)
@@ -222,7 +222,7 @@ def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
-    """Those beside it go on as if it had been another token."""
+    """The sequences beside it continue as if it had been another token."""
     found = []
     for pending in (58, BAD):
         slots = [engine.open(300) for _ in range(3)]
@@ -254,7 +254,7 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any], several: bool) -> None:
-    """A draft offers the token, beside one that is kept: the text is what it is without."""
+    """A draft proposes the token, beside one that is accepted: the output is unchanged."""
     slots = [engine.open(300), engine.open(300)]
     found: list[list[int]] = []
     behind: list[list[np.ndarray]] = []
@@ -280,7 +280,7 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
                     run.finish = "length"
             assert not without_numbers(engine), [r.sequence.tokens for r in runs]
         outputs = [run.history[50 + i + 1 :][:38] for i, run in enumerate(runs)]
-        # a GPU's passes of other widths round apart, which may be another draw
+        # a GPU's passes of other widths round differently, which may change a draw
         if patched and not (engine.device.is_gpu and "seed" in how):
             assert outputs == found
         if patched:
@@ -294,7 +294,7 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
 
 
 def test_a_nonfinite_node_is_not_accepted(engine: Solo, monkeypatch) -> None:
-    """Also one whose token is chosen: the text goes on from that token."""
+    """Also one whose token is chosen: the sequence continues from that token."""
     slot = engine.open(300)
     slot.prefill(IDS[:50])
     run = begun(slot, {}, "tree")
@@ -324,7 +324,7 @@ def offer(engine: Solo, outputs: dict[int, list[int]], monkeypatch: pytest.Monke
 
 
 def test_hidden_states(engine: Solo) -> None:
-    """The text that is there goes on."""
+    """The held sequence continues."""
     slot = engine.open(300)
     slot.prefill(IDS[:40])
     kept = slot.snapshot(with_rows=False)
@@ -369,7 +369,7 @@ def test_a_nonfinite_draft_leaves_no_nan(tmp_path: Path, device: str, window: in
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_nonfinite_draft_without_context_leaves_no_nan(tmp_path: Path, several: bool) -> None:
-    """A text is gone back to that was decoded without it: only the rows of its block have no numbers."""
+    """Restores a sequence that was decoded without it: only the rows of its block are non-finite."""
     files = toys.write_pair(tmp_path, 5, head_dim=128, n_ctx=4096, window=100, full_layers=1)
     overflowing(files[1], "blk.0.attn_v.weight", np.nan, None)
     with load(files) as engine:
@@ -407,7 +407,7 @@ def test_stale_draft_rows_behind_a_continuing_sequence(
         propose = engine.drafter.propose
 
         def with_nans(sequences: Any, *args: Any) -> list[Rows]:
-            """As the real one, whose block lies behind the text."""
+            """As the real one, whose block lies behind the sequence."""
             rows, drafter = propose(sequences, *args), engine.drafter
             (sequence,) = sequences
             for group in drafter.context.groups:
@@ -450,7 +450,7 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
 def test_rows_that_are_only_held_on_a_cpu(
     pair: tuple[Path, Path], kv: Any, value: float, state_index: int
 ) -> None:
-    """A CPU reads no tile in which nobody sees anything: there it does not matter what they hold."""
+    """A CPU reads no tile that is masked entirely: there the values do not matter."""
     with load(pair, type_k=kv, type_v=kv) as engine:
 
         def beside_one(value: float | None) -> list[Any]:
@@ -470,11 +470,11 @@ def test_rows_that_are_only_held_on_a_cpu(
 
 @pytest.mark.parametrize("n_keys", [1, 8])
 def test_keys_that_overflow_in_unread_rows_on_a_cpu(pair: tuple[Path, Path], n_keys: int) -> None:
-    """Their text goes on in numbers, or ends with the error; nobody beside it hears of it."""
+    """Their sequence continues with finite logits, or ends with the error; those beside it are not affected."""
     with load(pair, type_k="f16", type_v="f16", mode="plain") as engine:
 
         def beside_one(number: int, value: float | None) -> np.ndarray:
-            """The logits of a text beside one of whose keys this number is `value`."""
+            """The logits of a sequence beside one with `value` at this element of its keys."""
             slots, rows = [engine.open(300), engine.open(300)], list[np.ndarray]()
             for i, slot in enumerate(slots):
                 slot.prefill(IDS[100 * i : 100 * i + 70])
@@ -528,7 +528,7 @@ def test_unnoticed_nonfinite_keys_are_cleared_with_their_sequence(pair: tuple[Pa
 
 
 def hold(slot: Slot, value: float) -> None:
-    """Let all rows, rings, recurrent states and waiting features of a text hold `value`, or scales of it."""
+    """Set all rows, rings, recurrent states and pending features of a sequence to `value`, or scales of it."""
     engine, tensors, state = slot.engine, slot.kv.tensors(), slot.engine.passes.state
     parts = [
         (t, slot.sequence.first_row * t.nb[1], (slot.n_tokens + engine.over) * t.nb[1])

@@ -1,4 +1,4 @@
-"""The prediction head of a target's file as its draft: against numpy in float64, and texts that it does not change. 4 seconds."""
+"""Tests of a target's prediction head as its draft: against numpy in float64, with unchanged output. 4 seconds."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_it_sees_the_same_whatever_the_steps_were(engine: Solo, modes: tuple[str
 
 
 def test_after_a_snapshot(engine: Solo) -> None:
-    """One row was made without the state before it, and is hidden; the text is the same."""
+    """One row was made without the state before it, and is masked; the output is the same."""
     fresh(engine, [3, 1, 4, 1, 5, 9, 2, 6])
     snapshot = engine.snapshot()
     expected = text(engine, max_tokens=40, mode="tree")
@@ -142,7 +142,7 @@ def test_plain_decoding_does_without(target: Path) -> None:
 def test_a_head_that_does_not_fit_stops_nothing(
     target: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody asked for it: a warning, and plain decoding; where it was asked for drafts, an error."""
+    """Found, not requested: a warning, and plain decoding; where drafts were requested, an error."""
 
     def fail(*args, **options):
         raise DeviceError("no room for it")
@@ -161,7 +161,7 @@ def test_a_draft_that_is_named_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_hidden_row_is_seen_again(engine: Solo) -> None:
-    """The mask that hid it after a snapshot knows nothing of the text that is read next, of the same length."""
+    """The mask that hid it after a snapshot does not apply to the next prompt of the same length."""
     tokens, later, found = [3, 1, 4, 1, 5, 9, 2, 6], [5, 3, 5], []
     assert isinstance(engine.drafter, MtpDrafter)
     for from_snapshot in (True, False, False):
@@ -204,7 +204,7 @@ def test_how_far_ahead_it_cannot(target: Path, bad: object) -> None:
 def test_a_head_that_is_named_drafts_though_a_draft_lies_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody asked for that file: it is neither opened nor in the way, in any mode, in the class and in the commands."""
+    """That file was not requested: it is neither opened nor in the way, in any mode, in the class and in the commands."""
     import argparse
 
     from dflash_ggml.cli.arguments import add_model_options, engine_config

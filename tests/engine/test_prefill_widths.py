@@ -1,4 +1,5 @@
-"""A prompt's batches: wide ones take the delta net in chunks, narrow ones token by token, and reference mode always does.
+"""Tests of the widths of prefill batches: wide ones take the chunked delta net, narrow ones token by token, as reference mode
+always does.
 
 Whatever way the batches are cut, the logits and the states that they leave are the same up to rounding. TOL is relative to the
 largest magnitude; measured: 6e-7. About 2 s, on the CPU.

@@ -1,4 +1,4 @@
-"""The prompt scorer on a device: masses against a float64 reference, chunks, prefixes, memory, and files that are none."""
+"""Tests of the prompt scorer on a device: masses against a float64 reference, chunks, prefixes, memory, and invalid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine with quantised K/V caches: the same text in every mode, exact copies, a draft that is still followed."""
+"""Tests of quantised K/V caches: the same output in every mode, exact row copies, drafts that are still accepted."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> 
 
 
 def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
-    """Rings of quantised rows: the same text whether they are begun anew, gone on with or restored, and behind many turns."""
+    """Rings of quantised rows: the same output whether they are new, continued or restored, and after many wraps."""
     target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
     config = replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")
     with Solo.load(config) as engine:
@@ -144,7 +144,7 @@ def test_a_batched_sequence_leaves_every_bit(base: EngineConfig) -> None:
 
 
 def test_rows_of_another_type_are_refused(base: EngineConfig) -> None:
-    """Of one size, f16 and bf16 rows can be told apart by their types alone."""
+    """Of one size, f16 and bf16 rows can be distinguished by their types alone."""
     with Solo.load(replace(base, type_k="f16", type_v="f16")) as engine:
         fresh(engine, LONG)
         snapshot = engine.snapshot()
@@ -154,7 +154,7 @@ def test_rows_of_another_type_are_refused(base: EngineConfig) -> None:
 
 
 def test_a_conversation_goes_on_from_cached_rows(demo_target: Path, demo_draft: Path) -> None:
-    """With the prefix cache a second conversation between two turns of the first changes nothing of what is said."""
+    """With the prefix cache a second conversation between two turns of the first changes no answer."""
     config = EngineConfig(
         demo_target, demo_draft, n_ctx=512, n_threads=1, n_gpu_layers=0, type_k="q8_0", type_v="q4_0",
         calibrate="never", reference=True,

@@ -1,6 +1,6 @@
-"""The whole engine with rows reduced on the device and without: the same text for a seed, the same distribution.
+"""Tests of the whole engine with and without rows reduced on the device: same output for a seed, same distribution.
 
-A GPU reduces; here the CPU is told to, so that the same path is tested without one.
+A GPU reduces; here the CPU is made to, so that the same path is tested without one.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Solo]:
     ids=["all", "top-p", "penalties"],
 )
 def test_the_distribution_is_kept(toy: Solo, params: SamplingParams) -> None:
-    """Texts drawn from reduced rows of trees against texts drawn from whole rows, seeds apart."""
+    """Outputs drawn from reduced rows of trees against outputs drawn from whole rows, with different seeds."""
     start, v = toy.snapshot(), toy.n_vocab
     outputs = {}
     for on in (True, False):

@@ -1,4 +1,4 @@
-"""Batched requests on small real engines: arrivals, preemption, shared prefixes and cancellations change no answer."""
+"""Tests of batched requests on small real engines: arrivals, preemption, shared prefixes and cancellations change no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several drafts in one tree: what each proposes is what it proposes alone, and no text changes. 3 seconds."""
+"""Tests of several drafts in one tree: each proposes what it does alone, and output is unchanged. 3 seconds."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_with_prompt_lookup_too(files: tuple[Path, Path], temperature: float) ->
 
 
 def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Something else that was named drafts, and it is said; where there is nothing else, that is an error."""
+    """Another source that was named drafts, with a warning; where there is none, that is an error."""
     pair = toys.write_pair(tmp_path, 34)
     with pytest.raises(ConfigError, match="has no prediction head"):
         Solo.load(config(pair, draft=None, spec=("dflash", "mtp")))

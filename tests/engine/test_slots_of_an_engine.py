@@ -1,4 +1,4 @@
-"""Texts side by side: each is what it is alone, whatever the others do, and ends alone."""
+"""Tests of an engine's slots: each sequence equals its solo run, whatever the others do, and fails alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def several(toy_pair: tuple[Path, Path]) -> Iterator[Solo]:
 
 @dataclass
 class Job:
-    """A text to write: its prompt and options, and what came of it."""
+    """A sequence to generate: its prompt and options, and its result."""
 
     prompt: list[int]
     sampling: dict[str, Any]
@@ -87,7 +87,7 @@ def some_jobs(n: int, seed: int, vocab: int = 60) -> list[Job]:
 
 
 def write_all(engine: Solo, jobs: list[Job], seed: int) -> None:
-    """Sequence the jobs side by side; they arrive and are parked at random."""
+    """Decode the jobs in batches; they arrive and are preempted at random."""
     rng = np.random.default_rng(seed)
     waiting, running, preempted = list(jobs), [], []
     while waiting or running or preempted:
@@ -126,7 +126,7 @@ def test_each_sequence_equals_its_solo_run(several: Solo) -> None:
 
 
 def test_a_run_that_fails_ends_alone(several: Solo) -> None:
-    """One whose processor raises has that in the place of its step, and the others go on as if it were not there."""
+    """One whose processor raises gets the error in place of its step, and the others continue as if it were absent."""
     first, second = (Job([3, 1, 4, i], {"temperature": 0}, 30) for i in (1, 2))
     expected = first.alone(several)
     first.join(several)
@@ -161,7 +161,7 @@ def test_slots_of_an_engine_and_rows_are_lent_and_given_back(several: Solo) -> N
     with pytest.raises(NoRoomError, match="all 4 slots are taken"):
         several.prefill([1])
     slots[1].prefill([1] * 10)
-    assert slots[2].grow(N_CTX)  # the others make room
+    assert slots[2].grow(N_CTX)  # the others are moved
     assert not slots[1].grow(N_CTX) and slots[1].room > 0
     with pytest.raises(NoRoomError, match="no cache rows for"):
         slots[1].prefill([1] * (N_CTX - 10))
@@ -217,7 +217,8 @@ def test_a_closed_slot_steps_no_more(several: Solo) -> None:
 def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     several: Solo, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text of one column is inconsistent by the pass, one with a tree by its commit; it starts over, the other goes on."""
+    """A sequence of one column is left inconsistent by the pass, one with a tree by its commit; it starts over, the other
+    continues."""
     jobs = [Job([3, 1, 4], {"temperature": 0}, 40, mode) for mode in ("plain", "tree")]
     expected = [job.alone(several) for job in jobs]
     for job in jobs:
@@ -243,7 +244,7 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
     other.written += steps[1 - inconsistent].tokens
     while not other.run.finish:
         other.written += several.step([other.run])[0].tokens
-    # a token of the interrupted step may be in the text, though nobody was told
+    # a token of the interrupted step may be in the sequence, though it was not emitted
     assert other.run.history[3:] == expected[1 - inconsistent]
     jobs[inconsistent].slot.reset()
     jobs[inconsistent].slot.prefill(jobs[inconsistent].prompt)
@@ -253,8 +254,8 @@ def test_a_pass_that_is_broken_off_leaves_whole_what_it_did_not_touch(
 
 
 def test_nan_stays_in_its_own_sequence(several: Solo) -> None:
-    """A text whose state has become NaN beside others is read again, as it may be theirs; alone it ends with an error. Those
-    beside it, and the next one in its place, do not hear of it."""
+    """A sequence whose state has become NaN in a batch is prefilled again, as the NaN may come from another; alone it ends with
+    an error. Those beside it, and the next one in its slot, are not affected."""
     jobs = [
         Job([3, 1, 4, i], {"temperature": 0.9, "seed": i}, 30, mode)
         for i, mode in enumerate(("tree", "plain", "tree"))
@@ -284,7 +285,7 @@ def test_nan_stays_in_its_own_sequence(several: Solo) -> None:
 
 
 def damaged(engine: Solo) -> list[Job]:
-    """Two texts side by side, the second one's state NaN."""
+    """Two batched sequences, the second one's state NaN."""
     jobs = [Job([3, 1, 4, i], {"temperature": 0}, 30, "plain") for i in range(2)]
     for job in jobs:
         job.join(engine)

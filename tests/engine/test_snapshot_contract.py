@@ -1,4 +1,4 @@
-"""What the engine promises of snapshots and of its end, held against the real engine and its stand-in in other tests."""
+"""Contract of snapshots and of closing, run against the real engine and the fake one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_after_a_prefill(contracted: Any, with_rows: bool) -> None:
 
 @pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
 def test_after_a_generation(contracted: Any, with_rows: bool) -> None:
-    """The pending token is no part of it, and there are no logits to go on from."""
+    """The pending token is no part of it, and there are no logits to continue from."""
     contracted.prefill(PROMPT)
     tokens = text(contracted, max_tokens=30)
     snapshot = contracted.snapshot(with_rows)

@@ -1,4 +1,4 @@
-"""All sources at once: what they offer decides how fast a text is written, never what is written."""
+"""Tests of all draft sources together: they change the speed, never the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dflash_ggml.errors import ConfigError
 from reference.chi_square import assert_same_source
 from reference.engine_kit import AnyPlan, Solo, fresh, steps, text
 
-# what stands twice is continued as it was the first time, or is not
+# a repetition is continued as it was the first time, or is not
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 3, 1, 4, 1, 5]
 
 
@@ -76,7 +76,7 @@ def test_paths_may_be_longer_than_a_block(config):
 
 
 def test_nothing_to_copy_is_a_plain_step(config):
-    """A tree is asked for, there is no draft, and no token has been seen before."""
+    """A tree is requested, there is no draft, and no token has occurred before."""
     with Solo.load(replace(config, draft=None)) as engine:
         found = list(steps(fresh(engine, [3]), max_tokens=2, mode="tree"))
         assert [step.mode for step in found] == ["prefill", "plain"] and engine.sources == ("suffix",)
@@ -107,7 +107,7 @@ def test_resets_restored_snapshots_and_cancelled_answers(engine):
 
 
 def test_constraints_bind_prompt_lookup_too(engine):
-    """A processor that forbids tokens and one that repeats nothing: copies that break the rule are not followed."""
+    """A processor that forbids tokens and one that forbids repetition: lookup candidates that break the rule are not accepted."""
 
     def odd_after_even(ids: Any, scores: Any) -> Any:
         scores = scores.copy()
@@ -123,7 +123,7 @@ def test_constraints_bind_prompt_lookup_too(engine):
 
 
 def test_outputs_have_the_same_distribution(config):
-    """Short texts from one prompt, which copy from each other ever more, against plain decoding with other seeds."""
+    """Short outputs from one prompt, which match each other ever more, against plain decoding with other seeds."""
     n, length = 400, 3
     with Solo.load(replace(config, draft=None, n_ctx=128)) as engine:
         fresh(engine, PROMPT)
@@ -162,11 +162,11 @@ def test_sources_are_chosen_by_name(config, toy_pair):
         Solo.load(replace(config, draft=None, mode="tree", spec=()))
 
 
-# ---- the texts that are copied from
+# ---- what prompt lookup searches
 
 
 class FakeSequence:
-    """As much of a sequence as copies look at."""
+    """As much of a sequence as prompt lookup reads."""
 
     def __init__(self, tokens: list[int], pending: int | None = None) -> None:
         self.tokens, self.pending = tokens, pending
@@ -195,7 +195,7 @@ def test_lookup_searches_the_prompt_and_earlier_output():
     assert continued(lookup, sequence) == [4, 5, 6, 7, 8, 1]
     sequence.tokens += [3, 9, 9]
     sequence.pending = 9
-    assert continued(lookup, sequence) == [9] * 6  # it reaches its own beginning and goes on with itself
+    assert continued(lookup, sequence) == [9] * 6  # it reaches its own beginning and continues with itself
     sequence.pending = 50
     assert lookup.look_up(sequence) is None
 
@@ -216,7 +216,7 @@ def test_past_outputs_are_kept_and_prompts_are_not():
     other.pending, other.tokens = 12, [30, 31, 10, 11]
     lookup.begin(other)
     assert lookup.look_up(other) is None
-    # what is still there of a text that goes on has not become another output
+    # a sequence that continues has not become another past output
     assert len(lookup.past) == len(output)
 
 
@@ -289,7 +289,7 @@ def test_a_glance_after_some_steps_learns_nothing_of_the_last_one():
 def test_what_a_glance_saw_becomes_a_past_output():
     lookup, sequence = PromptLookup(8), FakeSequence([1, 2])
     lookup.begin(sequence)
-    sequence.tokens += [*range(100, 400)]  # more than there is room for at first
+    sequence.tokens += [*range(100, 400)]  # more than is allocated at first
     sequence.pending = 7
     assert lookup.glance(sequence) == 0.0
     lookup.leave()

@@ -1,5 +1,5 @@
-"""Tree speculation keeps the target's distribution: a toy target and a crude draft, walk and sampler as in
-the engine.
+"""Tests that tree speculation keeps the target's distribution: a toy target and a crude draft, walk and sampler as in the
+engine.
 
 The target is a random Markov chain of order 2 over 12 tokens; the draft sees one token less and is noisy, so
 that trees are accepted partly. Exact transition probabilities come from Sampler.probs.
@@ -61,7 +61,7 @@ def generate(
             tree = best_first(text[-1], ids, log_probs, budget, chain_seed=mode == "seeded tree")
 
         def choose(node: int, tree: Tree = tree) -> int:
-            # The true prefix at a visited node is the text so far: the path's tokens were emitted on the way.
+            # The true prefix at a visited node is the output so far: the path's tokens were emitted on the way.
             assert node == 0 or text[-1] == tree.tokens[node]
             row = TARGET[text[-2], text[-1]]
             token = sampler.sample(row, text)

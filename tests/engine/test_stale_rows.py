@@ -1,4 +1,4 @@
-"""Cache rows that a text leaves behind: what follows in their place is the text of a fresh engine, whatever numbers they hold."""
+"""Tests of stale cache rows: whatever values a sequence leaves behind, the next one equals that of a fresh engine."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def go_on(slot: Slot, n: int = 8) -> list[int]:
 
 
 def spoil(slot: Slot, value: float, first: int = 0) -> None:
-    """Let all rows that the text has written from `first` on hold `value`, or scales of it."""
+    """Set all rows that the sequence has written from `first` on to `value`, or scales of it."""
     device, tensors = slot.engine.device, slot.kv.tensors()
     for t, row, n in [
         *(
@@ -105,7 +105,7 @@ def test_a_sequence_after_a_nonfinite_one(pair, types, value):
 
 
 def test_a_slot_after_a_nonfinite_one(pair):
-    """Also where a text moved away from rows, and another comes there."""
+    """Also where a sequence moved away from rows, and another comes there."""
     with load(pair, parallel=3, n_ctx=1024) as engine:
         first = engine.open(300)
         expected = [write(first, n) for n in PROMPTS[:3]]
@@ -149,7 +149,7 @@ def test_a_sequence_that_continues_from_a_snapshot(pair):
 
 @pytest.mark.parametrize("types", [("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
 def test_a_sequence_that_grows_among_nonfinite_rows(either, types):
-    """Over many tiles of them, with buckets of rows and trees that reach further than the text."""
+    """Over many tiles of them, with buckets of rows and trees that reach further than the sequence."""
     ids = np.random.default_rng(4).integers(0, 60, 2500).tolist()
 
     def outputs(value: float | None) -> list[Any]:
@@ -169,7 +169,7 @@ def test_a_sequence_that_grows_among_nonfinite_rows(either, types):
 
 
 def test_a_slot_that_grows_into_nonfinite_rows(either):
-    """Where it stands, and elsewhere; also while it is written on in steps."""
+    """In place, and moved elsewhere; also while it is extended in steps."""
 
     def outputs(value: float | None) -> list[list[int]]:
         found = []
@@ -201,7 +201,7 @@ def test_a_slot_that_grows_into_nonfinite_rows(either):
 
 
 def test_a_cpu_clears_rows_when_a_sequence_reaches_them(pair, monkeypatch):
-    """The first ones when a place is closed, and none far behind the text."""
+    """The first ones when a slot is closed, and none far behind the sequence."""
     cleared: list[tuple[int, int]] = []
     with load(pair, parallel=2, n_ctx=1500) as engine:
         first = engine.open(1200)
@@ -217,7 +217,7 @@ def test_a_cpu_clears_rows_when_a_sequence_reaches_them(pair, monkeypatch):
 
 
 def test_a_preempted_sequence_that_continues(pair):
-    """In a place where another overflowed that was longer."""
+    """In a slot where a longer sequence overflowed."""
 
     def preempted(value: float | None) -> tuple[list[int], np.ndarray, bool]:
         with load(pair, parallel=2, n_ctx=1500, budget=127) as engine:
@@ -272,7 +272,7 @@ def test_a_snapshot_longer_than_the_nonfinite_sequence(either):
 @pytest.mark.parametrize("n", [3, 40, 600])
 @pytest.mark.parametrize("held", [3, 405])
 def test_hidden_states_beside_a_nonfinite_sequence(either, held, n):
-    """While it is held, after it, and where there is no room behind it; they leave nothing behind."""
+    """While it is held, after it, and where no rows are free behind it; they leave nothing behind."""
 
     def hidden(engine: Solo) -> np.ndarray:
         parts: list[np.ndarray] = []

@@ -1,6 +1,6 @@
-"""The engine with our operations composed of ggml's own, held against the native ones: every kind of target and draft. 30 s.
+"""Tests of the engine with our operations composed of ggml's own, against the native ones: every kind of target and draft. 30 s.
 
-Float32 throughout, so that texts are equal: logits of the two differ by the order of their sums, some 1e-6 of the largest, and
+Float32 throughout, so that outputs are equal: logits of the two differ by the order of their sums, some 1e-6 of the largest, and
 toys have no ties so near.
 """
 
@@ -62,7 +62,7 @@ def test_outputs_of_every_mode(engines: tuple[str, Solo, Solo]) -> None:
 
 
 def test_several_sequences(engines: tuple[str, Solo, Solo], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trees of any width, whose paths are accepted where a draft can be told the text."""
+    """Trees of any width, whose paths are accepted where a draft can be given the output."""
     kind, native, composed = engines
     jobs = some_jobs(composed, 4, seed=11)
     expected = [job.alone(native) for job in jobs]

@@ -1,4 +1,4 @@
-"""A target whose window layers keep a ring writes what it writes with all rows kept. 14 seconds."""
+"""Tests of targets whose window layers keep a ring: same output as with all rows kept. 14 seconds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def whole(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An engine whose rings never go round."""
+    """An engine whose rings never wrap."""
     with monkeypatch.context() as patch:
         patch.setattr(states, "ring_rows", lambda window, columns, n_rows: n_rows)
         engine = load(pair)
@@ -52,7 +52,7 @@ def whole(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def walk(engine: Solo, seed: int) -> list[Any]:
-    """Prompts in pieces, generations of all modes, snapshots, restores, texts of their own: all that came out."""
+    """All output of prompts in pieces, generations of all modes, snapshots, restores, and separate sequences."""
     rng, found, kept = np.random.default_rng(seed), [], []
     engine.reset()
     engine.prefill(IDS[:5])
@@ -90,7 +90,7 @@ def test_it_writes_what_all_rows_write(pair: tuple[Path, Path], whole: Solo, tig
 
 @pytest.mark.parametrize("types", [("f32", "f32"), ("f16", "f16"), ("q8_0", "q4_0")], ids="/".join)
 def test_paths_through_all_of_a_tree(pair: tuple[Path, Path], tight: None, types: tuple[str, str]) -> None:
-    """Accepted rows move within the ring, many rounds of it; the widest tree takes all its room."""
+    """Accepted rows move within the ring, past many wraps; the widest tree fills it."""
     with load(pair, budget=47, n_batch=8, type_k=types[0], type_v=types[1]) as engine:
         tokens = text(fresh(engine, IDS[:50]), max_tokens=400, mode="plain")
         foretold(engine, tokens, 50)
@@ -122,7 +122,7 @@ def test_a_snapshot_has_the_rows_that_are_still_seen(pair: tuple[Path, Path], ti
 
 
 def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """Another process goes on where this one was, also with other batches and so another ring."""
+    """Another process continues from the file, also with other batches and so another ring."""
     outputs = []
     for n_batch in (40, 300):
         with load(pair, n_batch=n_batch) as engine:
@@ -213,7 +213,7 @@ def test_batched_sequences_have_a_ring_each(pair: tuple[Path, Path], tight: None
 
 
 def test_one_pass_for_several_sequences(pair: tuple[Path, Path], tight: None) -> None:
-    """Trees of three texts in one pass, over many rounds of their rings."""
+    """Trees of three sequences in one pass, past many wraps of their rings."""
     with load(pair, parallel=3, n_ctx=3000, n_batch=8) as engine:
         alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=150) for at in (0, 300, 600)]
         runs, passes = [], engine.passes

@@ -1,4 +1,4 @@
-"""Halves of every layer on two devices, which are CPUs here: what one device computes, but for the order of its sums."""
+"""Tests of halves of every layer on two devices, which are CPUs here: equal to one device but for the order of sums."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def engines(
 
 
 def close(a: np.ndarray, b: np.ndarray, engine: Solo) -> None:
-    """Two sums a layer are divided, each of at most WIDEST products, whose order moves a sum by at most as many roundings. What
+    """Two sums a layer are divided, each of at most WIDEST terms, whose order moves a sum by at most as many roundings. What
     is rounded to 8 or 4 bits afterwards may go to the next number: one step of a block then."""
     coarse = engine.config.type_k != "f32"
     step = 1 / 15 if coarse else 2.0**-24 * WIDEST
@@ -102,7 +102,7 @@ def test_each_has_its_half_of_the_state(engines: tuple[Solo, Solo]) -> None:
 
 
 def rows_of(engine: Solo, t: Any, row: int, n: int) -> np.ndarray:
-    """The first n of the slot's cache rows, which lie side by side."""
+    """The first n of the slot's cache rows, which are contiguous."""
     assert t.nb[1] == 4 * row
     return engine.device.read(t, n * row, engine.sequence.first_row * t.nb[1]).reshape(n, row)
 

@@ -1,4 +1,5 @@
-"""Thoughts that a budget ends: the tokens of plain decoding with the same forced tokens, in every mode and in a batch."""
+"""Tests of thoughts ended by a budget: the tokens of plain decoding with the same forced tokens, in every mode and in a
+batch."""
 
 from __future__ import annotations
 

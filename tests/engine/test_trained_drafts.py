@@ -1,4 +1,4 @@
-"""Trained drafts of every kind: what is written is the target's own text, and they get tokens accepted. 15 seconds."""
+"""Tests of trained drafts of every kind: output is the target's own, and drafted tokens are accepted. 15 seconds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_head(f32_target: Path, model_dir: Path) -> Path:
 
 
 def outputs(engine: Solo, mode: str) -> tuple[list[list[int]], int]:
-    """Greedy texts of a few prompts, and the passes that they took."""
+    """Greedy outputs of a few prompts, and the passes that they took."""
     lines = PROMPTS.read_text(encoding="utf-8").splitlines()[:N_PROMPTS]
     found, passes = [], 0
     for line in lines:
@@ -45,7 +45,7 @@ def outputs(engine: Solo, mode: str) -> tuple[list[list[int]], int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_drafts_what_the_target_writes(kind: str, f32_target: Path, with_head: Path) -> None:
-    """In float32 the texts are the target's own to the last token, in fewer passes."""
+    """In float32 the outputs are the target's own to the last token, in fewer passes."""
     is_head = kind == "mtp"
     config = EngineConfig(
         with_head if is_head else f32_target,

@@ -1,4 +1,4 @@
-"""A draft whose numbers are none is given up for the text; the text goes on, and is the target's own."""
+"""Tests of a draft with non-finite output: it is dropped for the sequence, which continues with the target's own tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_in_the_middle_of_a_sequence(pair: tuple[Path, Path], monkeypatch, caplo
         monkeypatch.setattr(engine.drafter, "propose", failing)
         assert text(fresh(engine), max_tokens=60, mode="tree") == expected
         assert asked == 4 and engine.sequence.statistics.drafted > 0
-        # another text gets another chance, and may go on from a snapshot of this one
+        # another sequence drafts again, and may continue from a snapshot of this one
         kept = engine.snapshot()
         assert text(fresh(engine), max_tokens=60, mode="tree") == expected
         assert asked > 4

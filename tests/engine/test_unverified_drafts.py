@@ -1,4 +1,5 @@
-"""Steps whose draft is not verified emit what plain decoding does. What the policy learns of them: tests/policy."""
+"""Tests of steps whose draft is not verified: they emit what plain decoding does. What the policy learns of them:
+tests/policy."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class SeldomVerified(AnyPlan):
-    """Every step drafts, and two trees in three are left to the text."""
+    """Every step drafts, and two trees in three are not verified."""
 
     def plan(self, sequences):
         return [Plan("tree", 7) for _ in sequences]

@@ -1,4 +1,4 @@
-"""The GGUF reader: what the standard writer writes comes back, and no damaged file gets past one clear error.
+"""Tests of the GGUF reader: it reads what the standard writer writes, and every damaged file gives one clear error.
 
 About 20 seconds, most of them for the fuzzing.
 """

@@ -1,4 +1,4 @@
-"""Models by name, against a stand-in of the hub on loopback: no network."""
+"""Tests of models by hub name, against a fake hub on loopback: no network."""
 
 from __future__ import annotations
 

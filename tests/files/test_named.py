@@ -1,4 +1,4 @@
-"""Models by a word: from the hub, an installed package or a wheel, checked, kept, and used without a network."""
+"""Tests of models by short name: from the hub, an installed package or a wheel, checked, cached, and used without a network."""
 
 from __future__ import annotations
 

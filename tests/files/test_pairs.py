@@ -1,4 +1,4 @@
-"""What a model's name says, and which published draft belongs to which target."""
+"""Tests of reading a model's name, and of which published draft belongs to which target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_embedded_pair_is_there() -> None:
         (["Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf"], "Qwen3-Coder", "30B-A3B"),
         (["Qwen3-30B-A3B-Q4_K_M.gguf"], "Qwen3", "30B-A3B"),
         (["dflash-draft-3.6-q8_0.gguf", "Qwen3.6 27B DFlash"], "Qwen3.6", "27B"),
-        (["model-27b.gguf", "Qwen3.5-9B"], "Qwen3.5", "27B"),  # what comes first says more
+        (["model-27b.gguf", "Qwen3.5-9B"], "Qwen3.5", "27B"),  # what comes first is more specific
         (["Distill-Qwen-7B-Q4_K_M.gguf"], None, "7B"),
         (["Laguna-XS.2-Q4_K_M.gguf"], "Laguna", "XS.2"),
         (["poolside/laguna-xs-2.1-GGUF"], "Laguna", "XS-2.1"),
@@ -78,7 +78,7 @@ def test_the_table_of_pairs() -> None:
     assert len({pair.name for pair in PAIRS}) == len(PAIRS)
     for pair in PAIRS:
         assert find_pair(f"someone/{pair.name}-GGUF") is pair
-        assert pair.note or (pair.loads and pair.draft)  # what cannot be used says why
+        assert pair.note or (pair.loads and pair.draft)  # unusable ones give the reason
         for repo in (pair.draft, *pair.also):
             if repo:
                 assert RepoSpec.parse(repo) and find_pair(repo) is pair

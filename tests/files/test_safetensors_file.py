@@ -1,4 +1,4 @@
-"""Damaged or odd safetensors checkpoints give one clear error. 8 seconds, most of them for the fuzzing."""
+"""Tests of damaged or odd safetensors checkpoints: one clear error each. 8 seconds, most of them for the fuzzing."""
 
 from __future__ import annotations
 

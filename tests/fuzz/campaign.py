@@ -1,6 +1,6 @@
-"""Runs fuzz cases in processes of their own and counts what became of them.
+"""Runner of fuzz cases in separate processes, with counts of their outcomes.
 
-A worker says which case it begins before it begins it: one that dies, hangs or fills the memory names its case by that.
+A worker prints which case it begins before it begins it, so a case is named even if the worker dies, hangs or fills the memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GOOD = ("loads", "refused")
 
 @dataclass
 class Outcome:
-    """Counts by what became of cases, and the cases that are findings: (what, seed, its words)."""
+    """Counts by outcome, and the cases that are findings: (outcome, seed, message)."""
 
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[tuple[str, int, str]] = field(default_factory=list)
@@ -43,7 +43,7 @@ def run(kind: str, first: int, n: int, hangs_after: float = HANGS_AFTER) -> Outc
 
 
 def _worker(kind: str, first: int, end: int, outcome: Outcome, hangs_after: float) -> int:
-    """One worker process; the case to go on with. Its start is no case: it may take longer than one."""
+    """One worker process; the case to continue with. Its start is no case: it may take longer than one."""
     command = [sys.executable, "-X", "faulthandler", "-m", "fuzz.campaign", kind, str(first), str(end)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
     with tempfile.TemporaryFile() as errors:

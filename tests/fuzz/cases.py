@@ -1,4 +1,4 @@
-"""One fuzz case each, by its seed: files that are damaged, and files that are well-formed and odd.
+"""Fuzz cases by seed: damaged files, and files that are well-formed and odd.
 
 A case returns "loads" or "refused"; any exception but our own is a finding, and so is a process that dies.
 """
@@ -27,7 +27,7 @@ logging.disable(logging.WARNING)
 
 
 def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
-    """Load a pair and do with it what a user would, in short: "loads", or "refused" where it says no."""
+    """Load a pair and use it as a user would, briefly: "loads", or "refused" where it raises an error of ours."""
     choices = {
         "n_ctx": int(rng.choice([0, 0, 1, 16, 64, 700])),
         "n_batch": int(rng.choice([1, 3, 32, 512])),
@@ -61,7 +61,7 @@ def used(target: Path, draft: Path | None, rng: np.random.Generator) -> str:
 
 
 def coherent(seed: int, folder: Path) -> str:
-    """A pair whose sizes fit each other and are like nobody's: one layer, one head, no attention, a window of 1, ..."""
+    """A pair whose sizes fit each other and are unusual: one layer, one head, no attention, a window of 1, ..."""
     return _coherent(np.random.default_rng(seed), folder, {})
 
 
@@ -134,7 +134,7 @@ def _coherent(rng: np.random.Generator, folder: Path, more: dict[str, Any]) -> s
 
 
 def windows(seed: int, folder: Path) -> str:
-    """A target with K/V rows only, some of its layers with a window and a ring, of sizes like nobody's, and a draft for it."""
+    """A target with K/V rows only, some of its layers with a window and a ring, of unusual sizes, and a draft for it."""
     rng = np.random.default_rng(seed)
 
     def one(*values: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Hostile requests against a server in a process of its own, each followed by a normal one that must be answered.
+"""Hostile requests against a server in a separate process, each followed by a normal one that must be answered.
 
-    python -m fuzz.hostile    serves the toy engine and says its port
+    python -m fuzz.hostile    serves the toy engine and prints its port
 
 A request is its seed. It is "loads" where it is answered, "refused" with an error that its client can parse.
 """
@@ -62,7 +62,7 @@ class Server:
             return answer.status, answer.read()
 
     def ended(self) -> str:
-        """What it said at its end; empty while it runs."""
+        """Its last output; empty while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.5)
             self._errors.seek(0)
@@ -71,7 +71,7 @@ class Server:
         return ""
 
     def most(self) -> int:
-        """Bytes that it has held at most, 0 where the system does not tell."""
+        """Its peak memory in bytes, 0 where the system does not report it."""
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
@@ -254,7 +254,7 @@ def _template(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:
 
 
 def _constraint(rng: random.Random) -> tuple[str, bytes, dict[str, str]]:
-    """A schema or a grammar that is too much, in one of the places that take one."""
+    """An oversized schema or grammar, in one of the fields that take one."""
     body = copy.deepcopy(NORMAL)
     if rng.random() < 0.35:
         kind, text = rng.choice(GRAMMARS)(rng)

@@ -1,4 +1,4 @@
-"""The long run of the fuzzer: a table of what became of all cases.
+"""Long run of the fuzzer: a table of the outcomes of all cases.
 
     python tests/fuzz/run.py [--headers 100000] [--coherent 20000] [--experts 20000] [--expert_headers 50000]
         [--safetensors 20000] [--requests 2000] [--jobs 2] [--json FILE]

@@ -1,4 +1,4 @@
-"""The short run of the fuzzer; `tests/fuzz/run.py` is the long one. A minute, most of it for files that load and decode."""
+"""Short run of the fuzzer; `tests/fuzz/run.py` is the long one. A minute, most of it for files that load and decode."""
 
 from __future__ import annotations
 

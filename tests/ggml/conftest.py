@@ -1,4 +1,4 @@
-"""What the tests of operations share."""
+"""Fixtures shared by the tests of operations."""
 
 from __future__ import annotations
 

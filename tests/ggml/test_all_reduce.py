@@ -1,5 +1,5 @@
-"""Sums over two graphs that run at the same time, each on a device of its own: two CPU backends, in two threads, and two GPUs
-where there are two (GGML_CUDA_DEVICES=2 shows one as two)."""
+"""Tests of sums over two graphs that run at the same time, each on a device of its own: two CPU backends, in two threads, and
+two GPUs where there are two (GGML_CUDA_DEVICES=2 shows one as two)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 def sums(g: Graph, boxes: Mailboxes, shapes: list[tuple[int, ...]], times: int) -> None:
-    """For each rank sums of inputs of these shapes, added up so often that the mailbox's halves come round."""
+    """For each rank sums of inputs of these shapes, repeated so often that the mailbox's halves are reused."""
     for rank, box in enumerate(boxes.tensors):
         for i, ne in enumerate(shapes):
             y = g.input(f"{rank}.{i}", F32, *ne)
@@ -41,7 +41,7 @@ def sums(g: Graph, boxes: Mailboxes, shapes: list[tuple[int, ...]], times: int) 
 
 @pytest.mark.parametrize("cells", [20, 100, 4096])
 def test_both_have_the_bits_of_one_sum(ranks: Device, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes below, at and above what is sent at once: what is sent for a round never meets what is left of another."""
+    """Sizes below, at and above what is sent at once: what is sent for one sum never meets the rest of another."""
     monkeypatch.setattr(mailboxes, "CELLS", cells)
     shapes, times = [(1,), (100, 1), (7, 3), (33, 5, 2), (1,), (100, 9)], 3
     boxes, workspace, g = Mailboxes(ranks.sides), Workspace(ranks), Graph(ranks)
@@ -56,7 +56,7 @@ def test_both_have_the_bits_of_one_sum(ranks: Device, cells: int, monkeypatch: p
         for i, ne in enumerate(shapes):
             a, b = (g.inputs[f"{rank}.{i}"].array for rank in (0, 1))
             for _ in range(times):
-                # exact products, so that a GPU may not round otherwise by joining them with the sum
+                # exact products, so that fused multiply-adds on a GPU round alike
                 a = b = np.float32(0.5) * a + np.float32(0.5) * b
             for rank in (0, 1):
                 found = ranks.read(g.outputs[f"sum {rank}.{i}"])

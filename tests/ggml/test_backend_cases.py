@@ -1,4 +1,4 @@
-"""Our operations on the CPU, at the shapes that the patches give test-backend-ops, against the numpy reference.
+"""Tests of our operations on the CPU, at the shapes that the patches give test-backend-ops, against the numpy reference.
 
 On the CPU that tool compares the CPU with itself. The cases are read from the patched source, so a case that a
 patch adds is run here too. The tree convolution must give the reference's bits; the rest is compared with float64,
@@ -95,7 +95,7 @@ def net_inputs(
 
 
 def views_of(g: OpGraph, net: NetInputs, first: int) -> list:
-    """q, k and v as views of rows that hold all three, behind `first` values that nobody may read."""
+    """q, k and v as views of rows that hold all three, behind `first` values that must not be read."""
     n_seqs, n, n_head_k, head_size = net.k.shape
     joint = np.concatenate([a.reshape(n_seqs, n, -1) for a in net[:3]], axis=-1)
     wide = g.tensor(np.pad(joint, ((0, 0), (0, 0), (first, 0)), constant_values=np.nan))

@@ -1,4 +1,4 @@
-"""The gated delta rule in chunks against the float64 recurrence and against ggml's token-by-token operation.
+"""Tests of the gated delta rule in chunks against the float64 recurrence and against ggml's token-by-token operation.
 
 Every test runs on the CPU and on each GPU that is present. TOL is relative to the largest magnitude; measured on the CPU:
 7e-7, the plain operation's own error. Runs in about 6 s on the CPU.

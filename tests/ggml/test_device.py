@@ -1,4 +1,4 @@
-"""Memory of the host that devices copy to."""
+"""Tests of pinned host memory that devices copy to."""
 
 from __future__ import annotations
 

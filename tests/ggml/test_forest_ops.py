@@ -1,7 +1,7 @@
-"""The tree operations over several sequences: against the float64 oracle and against each tree on its own.
+"""Tests of the tree operations over several sequences: against the float64 oracle and against each tree on its own.
 
-Blocks of columns differ in size, entries may be empty, columns may belong to nobody, and slots are taken in any order. Every test
-runs on the CPU and on each GPU that is present. Runs in about 3 s on the CPU.
+Blocks of columns differ in size, entries may be empty, columns may belong to no sequence, and slots are taken in any order. All
+run on the CPU and on each GPU that is present, in about 3 s on the CPU.
 """
 
 from __future__ import annotations

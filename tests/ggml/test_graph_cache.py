@@ -1,4 +1,4 @@
-"""Graphs that are kept: used again while their memory stands, built anew when it has moved, the oldest dropped first."""
+"""Tests of cached graphs: reused while their memory is valid, rebuilt when it has moved, the oldest dropped first."""
 
 from __future__ import annotations
 

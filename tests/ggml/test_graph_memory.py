@@ -1,4 +1,4 @@
-"""How a graph's inputs reach the device and its results come back, with and without memory that the CPU may touch."""
+"""Tests of how a graph's inputs reach the device and its results come back, with and without host-visible memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host's memory and cores where the system tells less of them, as macOS does."""
+"""Tests of host memory and core counts where the system reports less, as macOS does."""
 
 from __future__ import annotations
 

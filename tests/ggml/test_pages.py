@@ -1,4 +1,4 @@
-"""Locked pages: which they are, and that the driver is left as it was found. No driver is needed."""
+"""Tests of locked pages: which they are, and that the driver's state is restored. No driver is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dflash_ggml.ggml.pages import LockedPages, pieces, spans
 
 
 class Driver:
-    """Stands in for libcuda: answers, and notes what is held. refuses: addresses that it does not lock."""
+    """A fake libcuda that records locked pages. refuses: addresses that it does not lock."""
 
     def __init__(self, supported: int = 1, refuses: tuple[int, ...] = ()) -> None:
         self.supported, self.refuses = supported, refuses

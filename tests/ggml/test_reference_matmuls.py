@@ -1,4 +1,4 @@
-"""Matrix products of the CPU's reference mode: a column's bits do not depend on the columns beside it.
+"""Tests of matmuls in the CPU's reference mode: a column's bits do not depend on the columns beside it.
 
 Greedy decoding is compared token for token with a tree of any width on the strength of this.
 """

@@ -1,4 +1,5 @@
-"""Graphs over several devices, and the CPU beside them. Here all are CPUs: every crossing is a copy all the same. 1 second."""
+"""Tests of graphs over several devices, and the CPU beside them. Here all are CPUs: every crossing is a copy all the same. 1
+second."""
 
 from __future__ import annotations
 
@@ -297,7 +298,7 @@ def three() -> Iterator[Device]:
 
 def layers(g: Graph, w: Weights, ids, x) -> None:
     """Residual layers of two, one and one matrices on sides 0, 1, 2; all see an input and a mask that is made of inputs, and a
-    norm stands at each border."""
+    norm lies at each border."""
     steps = g.view(ids, (3,), offset=12)
     mask = g.mul(x, x)
     for name in ("here", "late", "there", "last"):
@@ -364,7 +365,7 @@ def test_a_side_has_its_layers_in_one_part_and_a_hidden_state_crosses_once(three
         side.copy = lambda s, o, t, i=side.index, f=side.copy: asked.append((i, o.index)) or f(s, o, t)  # type: ignore[method-assign]
     g.place(workspace)
     g.run()
-    # the mask and the hidden state, which go on to the next side, and back for the product behind all layers
+    # the mask and the hidden state, which cross to the next side, and back for the matmul behind all layers
     assert [one for one in asked if isinstance(one, int)] == [0, 1, 2, 0]
     assert sorted(one for one in asked if not isinstance(one, int)) == [
         (0, 1),
@@ -427,7 +428,7 @@ def test_layers_on_two_sides_beside_a_host(three: Device) -> None:
 
 
 def test_a_large_input_crosses_as_a_result_does(three: Device) -> None:
-    """Beyond what travels with the others it has no replica; the part that is read has the place it had."""
+    """Beyond what travels with the others it has no replica; the part that is read keeps its address."""
     weights = Weights(three, sources(matrices()), sides={"late": 1}).fill()
     workspace, g = Workspace(three), Graph(three, 64)
     x = g.input("x", F32, N, 2048)

@@ -1,7 +1,8 @@
-"""Compositions of our operations against the native ones of the CPU, on the CPU and on every device that needs them.
+"""Tests of the compositions of our operations against the native ones of the CPU, on the CPU and on every device that needs
+them.
 
-Both sum the same products in another order, so float32 results differ by some units in the last place of the largest
-summand; 1e-5 of the largest magnitude leaves room for sums of a few hundred.
+Both sum the same terms in another order, so float32 results differ by some units in the last place of the largest
+summand; 1e-5 of the largest magnitude allows for sums of a few hundred.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many threads compute: the count follows crowding, the results do not follow the count. 1 second."""
+"""Tests of the thread count: it follows the load of the machine, and results do not depend on it. 1 second."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_threads_come_back_when_the_others_are_gone() -> None:
 
 
 def test_failed_tries_become_rare() -> None:
-    """Room for two of four: a third is tried, at first each second, at last every thirty."""
+    """Cores for two of four: a third is tried, at first each second, at last every thirty."""
     count, tries, seconds = ThreadCount(4), [], 0.0
     while seconds < 300:
         before = count.now
@@ -143,7 +143,7 @@ def test_the_pool_follows_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) 
 
 @contextmanager
 def one_product() -> Iterator[tuple[Device, Graph]]:
-    """Two threads that yield, and a graph of one product."""
+    """Two threads that yield, and a graph of one matmul."""
     device = Device.cpu(2, yielding=True)
     workspace = Workspace(device)
     g = Graph(device, 8)
@@ -157,7 +157,7 @@ def one_product() -> Iterator[tuple[Device, Graph]]:
 
 
 def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other threads of the process wait for cores between two texts."""
+    """Other threads of the process wait for cores between two generations."""
     waits = iter([0.0])
     monkeypatch.setattr(device_module, "WINDOW", 0.0)
     monkeypatch.setattr(device_module, "IDLE", 0.0)

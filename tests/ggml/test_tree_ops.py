@@ -1,4 +1,4 @@
-"""The tree operations against a float64 oracle, against ggml's chain operations, and against themselves.
+"""Tests of the tree operations against a float64 oracle, against ggml's chain operations, and against themselves.
 
 Every test runs on the CPU and on each GPU that is present. Tolerances, relative to the largest magnitude:
 CONV for the convolution against float64, TOL for the delta net (measured on the CPU: 4e-7; a commit of 128
@@ -86,7 +86,7 @@ def test_conv_equals_the_oracle(
 @pytest.mark.parametrize("kind", ["chain", "tree"])
 @pytest.mark.parametrize("taps", range(2, 37))
 def test_conv_bits_are_defined_on_the_cpu(taps: int, kind: str) -> None:
-    """Every product rounded, taps added oldest first: the same bits on any machine and of any compiler."""
+    """Every term rounded, taps added oldest first: the same bits on any machine and of any compiler."""
     inputs = conv_inputs(np.random.default_rng(taps), 301, taps, 12, 2, kind)
     found = conv_tree(OpGraph, *inputs)
     np.testing.assert_array_equal(found.view(np.int32), ref.conv_tree(*inputs, np.float32).view(np.int32))

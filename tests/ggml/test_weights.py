@@ -1,4 +1,4 @@
-"""Weights on the way to a device."""
+"""Tests of loading weights to a device."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_other_types_pass_through():
 
 @pytest.mark.parametrize("aligned", [True, False])
 def test_mapped_and_copied_tensors_read_the_same(aligned):
-    """A matrix multiplies right whether ggml uses the file's bytes in place or, misaligned, a copy."""
+    """Matmuls are right whether ggml uses the file's bytes in place or, misaligned, a copy."""
     device = Device.cpu(1)
     rng = np.random.default_rng(0)
     matrix = rng.normal(size=(5, 64)).astype(np.float32)

@@ -1,4 +1,5 @@
-"""Code written for llama-cpp-python on the facade: its surface, then three libraries, unchanged, on the embedded pair."""
+"""Tests of code written for llama-cpp-python on the facade: its surface, then three libraries, unchanged, on the embedded
+pair."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama.llama import Llama
 
 # in the 16 greedy tokens after it no second-best logit comes nearer than 1.0, with a penalty of 1.1 or
-# without: no way of reading the prompt changes the text
+# without: no way of prefilling the prompt changes the output
 PROMPT = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def __len__(self):\n"
 
 
@@ -38,7 +39,7 @@ def llm(demo_target: Path, demo_draft: Path) -> Iterator[Llama]:
 
 @pytest.fixture(scope="module")
 def text(llm: Llama) -> str:
-    """What the pair says to PROMPT, greedily."""
+    """The pair's greedy answer to PROMPT."""
     return llm(PROMPT, max_tokens=16, temperature=0)["choices"][0]["text"]
 
 

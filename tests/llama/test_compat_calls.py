@@ -1,4 +1,5 @@
-"""The calls that outlines, guidance, llama-cpp-haystack, autogen-ext and llm-gguf make on llama_cpp, imitated. Toy engine."""
+"""Tests of the calls that outlines, guidance, llama-cpp-haystack, autogen-ext and llm-gguf make on llama_cpp, imitated. Toy
+engine."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def llm(tmp_path: Path) -> ToyLlama:
 
 
 class OnlyDigits:
-    """A mask over a vocabulary of texts, as outlines' processors are: no list, no function."""
+    """A mask over a vocabulary of strings, as outlines' processors are: no list, no function."""
 
     def __init__(self, vocabulary: dict[str, int]) -> None:
         self.allowed = [i for text, i in vocabulary.items() if text.isdigit()]

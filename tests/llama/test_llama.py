@@ -1,4 +1,4 @@
-"""Llama against the surface of llama_cpp.Llama: constructor, text completions, tokens, states. Toy engine, 5 s."""
+"""Tests of Llama against the surface of llama_cpp.Llama: constructor, text completions, tokens, states. Toy engine, 5 s."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_generate_yields_without_end_and_matches_completions(llm: ToyLlama) -> N
     llm.toy.replies = ["a"]
     stream = llm.generate(llm.tokenize(b"q"), temp=0)
     taken = [next(stream) for _ in range(5)]
-    assert taken[1] == llm.token_eos()  # goes on behind it
+    assert taken[1] == llm.token_eos()  # continues after it
 
 
 def test_generate_send(llm: ToyLlama) -> None:
@@ -545,7 +545,7 @@ def test_logits_all_fills_scores(model_path: str) -> None:
 
 
 def test_sampling_at_a_position(model_path: str) -> None:
-    """Places below 0 count from the end of the text, not of the buffer."""
+    """Positions below 0 count from the end of the sequence, not of the buffer."""
     llm = ToyLlama(model_path, logits_all=True)
     llm.eval([5, 6, 7, 8])
     assert [llm.sample(temp=0, idx=i - 4) for i in range(4)] == [llm.sample(temp=0, idx=i) for i in range(4)]

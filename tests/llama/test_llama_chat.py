@@ -1,4 +1,4 @@
-"""create_chat_completion: shapes, reasoning, tools in every tool_choice, response formats. Toy engine."""
+"""Tests of create_chat_completion: shapes, reasoning, tools in every tool_choice, response formats. Toy engine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def added_up(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def both_ways(llm: ToyLlama, reply: str, messages: Any = HI, **options: Any) -> dict[str, Any]:
-    """The choice of a plain answer, after checking that the stream says the same."""
+    """The choice of a plain answer, after checking that the stream gives the same."""
     options = {"temperature": 0, "max_tokens": 400, **options}
     llm.toy.replies = [reply]
     body = llm.create_chat_completion(messages, **options)
@@ -251,7 +251,7 @@ def ending(llm: ToyLlama) -> Any:
 def test_forced_calls_fit_their_schema(
     llm: ToyLlama, plain: ToyLlama, known: bool, tool_choice: Any, seed: int
 ) -> None:
-    """The toy model knows nothing of tools, so whatever it is made to say is the grammar's doing."""
+    """The toy model knows nothing of tools, so a call in its output comes from the grammar."""
     pytest.importorskip("llguidance")
     model = llm if known else plain
     options: dict[str, Any] = {

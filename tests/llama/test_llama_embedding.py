@@ -1,4 +1,4 @@
-"""Llama's embeddings: llama-cpp-python's shapes around the target's pooled hidden states."""
+"""Tests of Llama's embeddings: llama-cpp-python's shapes around the target's pooled hidden states."""
 
 from __future__ import annotations
 

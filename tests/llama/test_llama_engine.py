@@ -1,4 +1,4 @@
-"""Llama on the real engine with the embedded pair: what the toy engine cannot show. About 15 s."""
+"""Tests of Llama on the real engine with the embedded pair, for what the toy engine cannot show. About 15 s."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dflash_ggml.session.requests import ChatRequest
 from dflash_ggml.session.session import run_chat
 
 PROMPT = "def fibonacci(n):\n"
-# float32 throughout, so that texts can be compared; one thread, so that a busy machine does not slow the tests down
+# float32 throughout, so that outputs can be compared; one thread, so that a busy machine does not slow the tests down
 EXACT: dict[str, Any] = {"type_k": 0, "type_v": 0, "n_threads": 1, "budget": 12, "verbose": False}
 CODE = "import numpy as np\n\n\ndef softmax(x, axis=-1):\n"
 
@@ -259,7 +259,7 @@ def test_the_draft_beside_the_target(demo_target: Path, demo_draft: Path, tmp_pa
 
 
 def test_prompt_lookup_is_done_by_the_engine(demo_target: Path, demo_draft: Path, tmp_path: Path) -> None:
-    """Copies take its place, with as many tokens a step; the draft beside the target is left aside, without a word."""
+    """Prompt lookup replaces it, with as many tokens a step; the draft beside the target is ignored, without a warning."""
     target = tmp_path / "model.gguf"
     target.symlink_to(demo_target)
     (tmp_path / "model-DFlash-q8_0.gguf").symlink_to(demo_draft)
@@ -283,7 +283,7 @@ def test_prompt_lookup_is_done_by_the_engine(demo_target: Path, demo_draft: Path
 def test_a_found_draft_that_fails_on_the_device(
     demo_target: Path, demo_draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warning, and plain decoding; a target's own fault is told once, with no word of a draft."""
+    """A warning, and plain decoding; a target's own error is reported once, without mention of a draft."""
 
     def start(*args: object, **options: object) -> None:
         raise DeviceError("no memory for the draft")

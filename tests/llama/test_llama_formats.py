@@ -1,4 +1,4 @@
-"""Chat formats by name, formatters and handlers as llama-cpp-python's users make them. Toy engine."""
+"""Tests of chat formats by name, and of formatters and handlers as llama-cpp-python's users write them. Toy engine."""
 
 from __future__ import annotations
 

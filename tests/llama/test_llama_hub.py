@@ -1,4 +1,4 @@
-"""Llama.from_pretrained: which files are fetched, and what is said when a pattern does not fit. No network."""
+"""Tests of Llama.from_pretrained: which files are downloaded, and the error when a pattern does not match. No network."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
 def test_a_draft_that_came_along_stops_no_start(
     hub: type[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_pair: tuple[Path, Path]
 ) -> None:
-    """Nobody named it: a fault in it is a warning."""
+    """It was found, not requested: an error in it is a warning."""
     (tmp_path / "toy.gguf").symlink_to(toy_pair[0])
     draft = tmp_path / "dflash-broken.gguf"
     draft.write_bytes(b"GGUFnonsense")

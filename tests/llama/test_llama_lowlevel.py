@@ -1,4 +1,5 @@
-"""What stands for llama.h: constants, handles, vocabulary functions, decoding token by token, and the inner modules."""
+"""Tests of the stand-ins for llama.h: constants, handles, vocabulary functions, decoding token by token, and the inner
+modules."""
 
 from __future__ import annotations
 

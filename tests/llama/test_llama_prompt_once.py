@@ -1,4 +1,4 @@
-"""A prompt is rendered once and tokenised once, with a state cache too."""
+"""Tests that a prompt is rendered once and tokenised once, with a state cache too."""
 
 from __future__ import annotations
 

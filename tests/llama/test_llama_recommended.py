@@ -1,4 +1,4 @@
-"""The class takes left-out sampling arguments from the model file; what is passed wins, default or not."""
+"""Tests of sampling defaults from the model file in the class; what is passed wins, default or not."""
 
 from __future__ import annotations
 

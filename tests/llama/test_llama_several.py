@@ -1,4 +1,4 @@
-"""Llama with several prompts or choices: what each would be alone, in order, with n_seq_max of them at a time."""
+"""Tests of Llama with several prompts or choices: each equals its solo call, in order, with n_seq_max of them at a time."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_all_within_a_step(model_path: str) -> None:
 
 
 def test_a_call_that_dies_ends_alone(model_path: str) -> None:
-    """What is no Exception, like the panic of a library, is told as an error of its call; the others write on."""
+    """A BaseException, like the panic of a library, is reported as an error of its call; the others continue."""
 
     class Panic(BaseException):
         pass

@@ -1,4 +1,4 @@
-"""The call surface of llama_cpp.Llama 0.3.36, method by method: names, order and defaults of all parameters."""
+"""Tests of the call surface of llama_cpp.Llama 0.3.36, method by method: names, order and defaults of all parameters."""
 
 from __future__ import annotations
 

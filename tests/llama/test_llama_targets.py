@@ -1,4 +1,4 @@
-"""Llama and the server's sessions on targets whose state is K/V rows: templates, thinking, tools, cached prefixes. 8 seconds."""
+"""Tests of Llama and the server's sessions on K/V-only targets: templates, thinking, tools, cached prefixes. 8 seconds."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_modes_write_one_answer(llm: Llama) -> None:
 
 
 def test_thinking(llm: Llama) -> None:
-    """Where the template lets the answer begin within thoughts, a text that never leaves them is all thoughts."""
+    """Where the template opens the answer within thoughts, output that never closes them is all thought."""
     template = llm.engine.tokenizer.chat_template
     assert template is not None
     thought, spoken = (reply(llm, enable_thinking=on)["message"] for on in (True, False))

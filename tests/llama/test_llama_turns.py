@@ -1,4 +1,5 @@
-"""Calls while a stream is open: in its thread they end it, in another they wait, from inside a step they are refused."""
+"""Tests of calls while a stream is open: in its thread they end it, in another they wait, from inside a step they are
+refused."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kind", STREAMS)
 def test_a_call_ends_the_open_stream_of_its_thread(llm: ToyLlama, path: str, kind: str, name: str) -> None:
-    """It works as if the stream had never gone further; the stream says that it was cut off and changes nothing."""
+    """It works as if the stream had stopped there; the stream reports that it was cut off and changes nothing."""
     state = prepared(llm)
     stream = STREAMS[kind](llm)
     next(stream), next(stream)
@@ -171,7 +172,7 @@ def test_an_unreferenced_model_does_not_wait(path: str) -> None:
 
 
 def test_states_are_cached_within_the_lock(llm: ToyLlama) -> None:
-    """The state that a cache keeps is that of the text just said, whatever comes next."""
+    """The state that a cache keeps is that of the output just emitted, whatever comes next."""
     from dflash_ggml.llama.cache import LlamaRAMCache
 
     cache = LlamaRAMCache()

@@ -1,4 +1,5 @@
-"""The layer of many experts against numpy in float64, and the order of its nodes, which the GPU's fusions match. 2 seconds."""
+"""Tests of the expert layer against numpy in float64, and of the order of its nodes, which the GPU's fusions match. 2
+seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model in the forms in which files come: in parts, and as Ollama writes it. All compute the same. 3 seconds."""
+"""Tests of one model in several file forms: in parts, and as Ollama writes it. All compute the same. 3 seconds."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_keys_that_a_layer_does_not_use(tmp_path: Path) -> None:
 
 
 def test_a_draft_with_tables_of_its_own(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """Copies of the target's give the same trees; others do not, and never another text."""
+    """Copies of the target's give the same trees; others do not, and never other output."""
     keys, tensors = contents(pair[1])
     tables = [t for t in contents(pair[0])[1] if t.name in ("token_embd.weight", "output.weight")]
 

@@ -1,4 +1,4 @@
-"""Published sizes of gpt-oss as sparse files: read, checked and planned for; what does not fit is named. 5 seconds."""
+"""Tests of published sizes of gpt-oss as sparse files: read, checked and planned for; mismatches are named. 5 seconds."""
 
 from __future__ import annotations
 

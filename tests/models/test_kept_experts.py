@@ -1,4 +1,4 @@
-"""Experts that the host keeps: the layer gives the bits that it gives where they lie with the device. 2 seconds."""
+"""Tests of experts in host memory: the layer's output is bitwise that with experts on the device. 2 seconds."""
 
 from __future__ import annotations
 

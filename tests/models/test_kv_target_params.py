@@ -1,4 +1,5 @@
-"""Parameters of targets without recurrent layers: every size is read, every key or tensor that does not fit is named."""
+"""Tests of the parameters of targets without recurrent layers: every size is read, every key or tensor that does not fit is
+named."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_experts(file: Path) -> None:
 
 
 def test_width_of_experts(file: Path) -> None:
-    """0 says as little as no key: those used are as wide together as a dense layer."""
+    """0 means the same as a missing key: those used are together as wide as a dense layer."""
     key, expected = "qwen3moe.expert_feed_forward_length", moe(file)
     assert moe(file, {key: 0}) == moe(file, {key: FF // 3}) == expected
     with pytest.raises(ModelFileError, match=f"'{key}': 0 is out of range"):
@@ -203,7 +204,7 @@ def test_one_number_for_all_layers(file: Path, read: str, n: int, key: str, valu
         ([0] * n, "out of range"),
         ([True] * n, "an integer"),
     ):
-        if not (read == "moe" and "expert_feed" in key and wrong[0] == 0):  # there 0 says nothing
+        if not (read == "moe" and "expert_feed" in key and wrong[0] == 0):  # there 0 means unset
             with pytest.raises(ModelFileError, match=f"key '{key}'.*{message}"):
                 load(file, {key: wrong})
 

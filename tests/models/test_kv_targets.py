@@ -1,4 +1,4 @@
-"""Targets whose state is K/V rows only, against transformers and llama.cpp: logits, greedy text, batches, trees. 15 seconds."""
+"""Tests of K/V-only targets against transformers and llama.cpp: logits, greedy output, batches, trees. 15 seconds."""
 
 from __future__ import annotations
 

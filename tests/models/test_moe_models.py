@@ -1,4 +1,5 @@
-"""Targets with experts, `qwen35moe` and `qwen3next`: against transformers and llama.cpp, and against themselves. 12 seconds."""
+"""Tests of targets with experts, `qwen35moe` and `qwen3next`: against transformers and llama.cpp, and across their own modes. 12
+seconds."""
 
 from __future__ import annotations
 
@@ -119,7 +120,7 @@ def test_one_matrix_for_gate_and_up(tmp_path: Path) -> None:
 
 
 def test_scales_of_experts(tmp_path: Path) -> None:
-    """As NVFP4 files have them: one for each expert multiplies its products, and powers of two do so without rounding. Those of
+    """As NVFP4 files have them: one for each expert multiplies its matmuls, and powers of two do so without rounding. Those of
     `ssm_ba` and `ssm_in` are of all that is made of them."""
     for seed in (21, 23, 25):
         plain = toys.write_pair(_made(tmp_path / str(seed)), seed, nextn=True, **SEEDS[seed])[0]

@@ -1,4 +1,5 @@
-"""Parameters of targets with experts: every size is read, every key or tensor that does not fit is named. 3 seconds."""
+"""Tests of the parameters of targets with experts: every size is read, every key or tensor that does not fit is named. 3
+seconds."""
 
 from __future__ import annotations
 

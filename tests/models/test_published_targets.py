@@ -1,4 +1,4 @@
-"""Headers of published targets, as sparse files of the full size: all are read, checked and planned for. 8 seconds."""
+"""Tests on headers of published targets, as sparse files of full size: all are read, checked and planned for. 8 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph that reduces rows of logits against numpy, on the CPU and on each GPU that is present."""
+"""Tests of the graph that reduces rows of logits against numpy, on the CPU and on each GPU that is present."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrices with a scale beside them, as NVFP4 files have: the scale multiplies their products. 4 seconds."""
+"""Tests of matrices with a separate scale, as in NVFP4 files: the scale multiplies the matmul. 4 seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Change = Callable[
 
 
 def rewrite(source: Path, dest: Path, change: Change) -> Path:
-    """`source` with every matrix that takes part in a product as `change` gives it, its scale beside it."""
+    """`source` with every matrix that takes part in a matmul as `change` gives it, its scale beside it."""
     reader = GGUFReader(source)
     writer = GGUFWriter(dest, "qwen35")
     for name, field in reader.fields.items():
@@ -53,7 +53,7 @@ def rewrite(source: Path, dest: Path, change: Change) -> Path:
 
 
 def scale_of(name: str) -> float:
-    """A power of two for each matrix, different ones side by side."""
+    """A power of two for each matrix, neighbours with different ones."""
     return 16.0 if name == "output.weight" else 2.0 ** (sum(name.encode()) % 5 - 2)
 
 
@@ -110,7 +110,7 @@ def test_four_bit_floats(pair: tuple[Path, Path], tmp_path: Path, kind: Type, sc
 
 
 def test_scales_follow_the_matmuls_of_their_input() -> None:
-    """There the GPU multiplies with them as it writes the products; a matrix without a scale stands apart."""
+    """The GPU applies them as it writes the result; a matrix without a scale is computed separately."""
     device = Device.cpu(1)
     g = Graph(device, 32)
     w = {f"{name}.weight": g.input(name, F32, 32, 8) for name in "abc"}

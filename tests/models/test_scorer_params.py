@@ -1,4 +1,4 @@
-"""What a prompt scorer takes of a published file."""
+"""Tests of the parameters of a prompt scorer from a published file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters of targets: every size is read, every key or tensor that does not fit is named. 3 seconds."""
+"""Tests of the parameters of targets: every size is read, every key or tensor that does not fit is named. 3 seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets of other shapes than the embedded one: head sizes 16 to 128, ratios 1 to 3, tied head."""
+"""Tests of targets of other shapes than the embedded one: head sizes 16 to 128, ratios 1 to 3, tied head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At which acceptance length a width begins to pay, from made-up costs."""
+"""Tests of the acceptance length at which a width begins to pay, from synthetic costs."""
 
 from __future__ import annotations
 

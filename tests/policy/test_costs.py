@@ -1,4 +1,4 @@
-"""What passes are said to cost, from what was measured."""
+"""Tests of predicted pass times, from what was measured."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_other_contexts_lie_on_a_line():
 
 
 def test_contexts_that_are_near_each_other_make_no_slope():
-    """A text that ended soon behind a power of two; the next one begins with a few tokens, or with many."""
+    """A sequence that ended soon after a power of two; the next one begins with a few tokens, or with many."""
     costs = Costs()
     for n in range(90, 130):
         costs.measured("plain", 1.0 if n < 128 else 1.1, context=n)

@@ -1,4 +1,4 @@
-"""What speculation may lose against plain decoding is bounded, whatever was expected of it."""
+"""Tests of the bound on what speculation may lose against plain decoding, whatever was expected of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `auto` does with prompt lookup: alone, beside a draft, or not at all, by what it and the passes were worth so far."""
+"""Tests of mode `auto` with prompt lookup: alone, beside a draft, or not at all, by past acceptance and pass times."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def costs_of(verify: dict[int, float], draft: float = 3.0) -> Costs:
 
 
 class Writer:
-    """Writes a text that is known, with drafts that are right so often."""
+    """Decodes a given output, with drafts that are right at a given rate."""
 
     def __init__(
         self, text: list[int], n_prompt: int, drafted: float | None, costs: Costs, others: int = 0
     ) -> None:
-        """others: sequences beside it, whose texts have never stood anywhere."""
+        """others: sequences beside it, which never repeat anything."""
         self.text, self.hits, self.costs = text, drafted, costs
         self.prompt_lookup = PromptLookup(BUDGET)
         self.sequence = Sequence(
@@ -56,7 +56,7 @@ class Writer:
         self.ms = 0.0
 
     def rows(self, at: int) -> Rows:
-        """Rank 0 of each depth says that it is right with this probability, and is."""
+        """Rank 0 of each depth has this probability, and is right that often."""
         assert self.hits is not None
         truth = [*self.text[at : at + DEPTH], *[0] * DEPTH][:DEPTH]
         best = [t if self.rng.random() < self.hits else 500 for t in truth]
@@ -94,7 +94,7 @@ class Writer:
             other.pending -= n
             came.append(Accepted((0,), (other.pending,)))
         if tree.n_nodes:
-            self.kinds.append("copies" if not plan.drafts else "draft" if matched is None else "both")
+            self.kinds.append("lookup" if not plan.drafts else "draft" if matched is None else "both")
             took = self.costs.expected("verify", n + tree.n_nodes, 32)
             policy.record(Result([tree, *rest], came, StepTimes(draft, 0.0, took, 0.1)))
             self.ms += draft + took + 0.1
@@ -114,7 +114,7 @@ class Writer:
 
 
 def prose(n: int, seed: int = 0) -> list[int]:
-    """Tokens that follow each other by chance; a few are frequent, as in a text."""
+    """Tokens in random order; a few are frequent, as in text."""
     return (np.random.default_rng(seed).zipf(1.4, n) % 3000).tolist()
 
 
@@ -150,7 +150,7 @@ def test_a_good_draft_is_run_where_lookup_is_poor():
 
 
 def test_a_poor_draft_does_not_keep_lookup_from_being_used():
-    """Drafting does not pay, so decoding is plain; where the text begins to copy, lookup alone is verified."""
+    """Drafting does not pay, so decoding is plain; where the output begins to repeat, lookup alone is verified."""
     text = [*prose(600), *copy(300)]
     writer = Writer(text, 300, 0.05, costs_of(FLAT, draft=9.0))
     writer.write(len(text) - 300 - 2 * BUDGET)
@@ -167,7 +167,7 @@ def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
 
 
 def test_votes_before_plain_steps_are_learned_from():
-    """What lookup says is compared with what came also where nothing is verified."""
+    """Predictions of lookup are compared with the emitted tokens even where nothing is verified."""
     writer = Writer([7, 8, 9] * 5 + prose(80), 13, None, costs_of({1: 10.0, 2: 40.0, 32: 900.0}))
     before = list(writer.prompt_lookup.rates.rates)
     writer.step()

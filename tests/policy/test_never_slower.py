@@ -1,4 +1,4 @@
-"""`auto` on a clock that is not the machine's: never much worse than the best fixed mode, and soon there after a change."""
+"""Tests of mode `auto` on a virtual clock: never much worse than the best fixed mode, and soon there after a change."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rate_of(runs: list[Run]) -> float:
 @pytest.mark.parametrize("hits", [0.1, 0.5, 0.85])
 @pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
 def test_never_slower(machine: Machine, hits: float, off: float):
-    """Ten texts of 250 tokens, one after another on one engine."""
+    """Ten sequences of 250 tokens, one after another on one engine."""
     best = best_fixed(machine, SyntheticSequence(hits, seed=3, off=off), 2500)
     sources = [SyntheticSequence(hits, 100 + i, off=off) for i in range(10)]
     runs = one_after_another(auto(machine), machine, sources, 250)
@@ -69,7 +69,7 @@ def test_never_slower(machine: Machine, hits: float, off: float):
 @pytest.mark.parametrize("pair", [(0.12, 0.88), (0.35, 0.8), (0.02, 0.93)])
 @pytest.mark.parametrize("machine", [H100, CPU], ids=["h100", "cpu"])
 def test_a_sequence_that_changes(machine: Machine, pair: tuple[float, float]):
-    """High and low acceptance by turns, 300 tokens each: better than any fixed width, which fits one of them at most."""
+    """High and low acceptance alternating, 300 tokens each: better than any fixed width, which fits one of them at most."""
     text = by_turns(*pair, seed=7)
     best = best_fixed(machine, text, 3600)
     assert decode(auto(machine), machine, [text], 3600).rate() >= 0.97 * best
@@ -133,7 +133,7 @@ def test_a_draft_that_promises_too_much_is_found_out_soon():
 
 
 def test_a_sequence_that_begins_to_repeat_is_drafted_at_once():
-    """Low acceptance for 400 tokens, then twenty tokens over and over, which the draft foretells: 60 of them are seen first."""
+    """Low acceptance for 400 tokens, then twenty tokens over and over, which the draft predicts; 60 of them are seen first."""
 
     def word(at: int) -> int:
         return at if at < 400 else at % 20
@@ -223,14 +223,14 @@ def test_an_underconfident_draft_is_calibrated():
     assert np.mean([run.rate() for run in runs[1:]]) >= 1.08 / EPYC.plain
 
 
-# ---- what one text may lose
+# ---- what one sequence may lose
 
 
 @pytest.mark.parametrize("n", [40, 200, 800])
 @pytest.mark.parametrize("kind", ["never", "by fits and starts", "easy, then misleading"])
 @pytest.mark.parametrize("machine", [replace(CPU, noise=0.0)], ids=["cpu"])
 def test_no_sequence_loses_more_than_its_bound(machine: Machine, kind: str, n: int):
-    """The first text of an engine, and one after texts for which drafting paid."""
+    """The first sequence of an engine, and one after sequences for which drafting paid."""
     from dflash_ggml.policy.ledger import MOST, SHARE
 
     never = SyntheticSequence(0.95, 1, never=True)

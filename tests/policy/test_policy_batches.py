@@ -1,4 +1,4 @@
-"""Columns for several sequences: one heap, a floor of one column each, and plain batching where nothing is worth more."""
+"""Tests of columns for several sequences: one heap, a floor of one column each, and plain batching where nothing else pays."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_never_below_plain_batching(machine: JointMachine, n: int, hits: float, 
     assert late >= 0.97 * plain_rate(machine, n) or run.rate() > plain_rate(machine, n)
     assert run.rate() >= (0.94 if off == 0 else 0.9) * plain_rate(
         machine, n
-    )  # nothing was known of the first texts
+    )  # nothing was known of the first sequences
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -229,7 +229,7 @@ def test_high_acceptance_is_drafted_and_low_does_not_starve(n: int):
 def test_one_heap_is_worth_more_than_as_many_columns_as_a_pass_has(
     machine: JointMachine, n: int, times: float
 ):
-    """Mixed texts, by what passes were measured to take; shares of 64 columns, after drafts as long."""
+    """Mixed sequences, by measured pass times; shares of 64 columns, after drafts as long."""
     columns = 64 // n
     plan = Plan("tree", columns - 1, depth=columns - 1)
 
@@ -253,7 +253,8 @@ def test_drafts_shrink_when_there_are_many():
 
 
 def test_a_rise_in_acceptance_is_noticed():
-    """One of two is hopeless for 300 tokens, then easy: left out, tried now and then, drafted soon after it has turned."""
+    """One of two has near-zero acceptance for 300 tokens, then a high one: left out, probed now and then, drafted soon after
+    the change."""
     seen = []
 
     def note(plans: list[Plan]) -> list[Plan]:

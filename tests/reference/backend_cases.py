@@ -1,4 +1,4 @@
-"""Reads cases out of ggml's test-backend-ops.cpp: the constructor calls of chosen test structs, loops expanded.
+"""Reader of the cases in ggml's test-backend-ops.cpp: the constructor calls of chosen test structs, loops expanded.
 
 It understands what our patches use: nested range-based loops over lists, integers, booleans, enumerators (as
 strings), and the conditional operator. Anything else around a case that is asked for is an error, not a gap.

@@ -1,4 +1,4 @@
-"""Calibration in Python: what the C of the decode room is held against."""
+"""Reference of calibration in Python, for the C of `decode`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.lookup import Evidence
 from dflash_ggml.decode.tree import Tree
 
-N_DEPTHS = 8  # depths told apart; deeper ones count as the last
+N_DEPTHS = 8  # separate depths; deeper ones count as the last
 N_BUCKETS = 8  # of the draft's probability
-PRIOR = 8.0  # samples that other texts are worth for a new one
-OWN_WORD = 16.0  # samples that the draft's own word is worth where there are no other texts
+PRIOR = 8.0  # weight of other sequences for a new one, in samples
+OWN_WORD = 16.0  # weight of the draft's own probability without other sequences, in samples
 KEPT = 400.0  # samples of a cell after which old ones fade
 TREND_RATE = 0.05  # logits per unit of surprise
 TREND_MOST = 5.0
@@ -24,7 +24,7 @@ class Calibration:
     """Hit counts of one draft on one target. Plain lists: a tree has few nodes, and an array operation costs more than a loop."""
 
     def __init__(self, prior: Calibration | None = None) -> None:
-        """`prior`: what is known of other texts; it learns too."""
+        """`prior`: calibration over other sequences; it learns too."""
         self.hits = [0.0] * (N_DEPTHS * N_BUCKETS)
         self.tried = [0.0] * (N_DEPTHS * N_BUCKETS)
         self.trend = 0.0
@@ -45,7 +45,7 @@ class Calibration:
         for node in range(1, len(parents)):
             parent, depth = parents[node], depths[node]
             log_prob = log_probs[node] - log_probs[parent]
-            # `_cell`, written out: this runs for every node of every text, while a device waits
+            # `_cell`, inlined: this runs for every node of every sequence, while a device waits
             bucket = int(_QUARTERS * log_prob) if log_prob > _HALF else int(3 - _HALVINGS * log_prob)
             if bucket > last:
                 bucket = last

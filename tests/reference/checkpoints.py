@@ -1,4 +1,4 @@
-"""A toy draft's GGUF as the safetensors folder from which llama.cpp's converter would have made it."""
+"""Writer of a toy draft's GGUF as the safetensors folder from which llama.cpp's converter would have made it."""
 
 from __future__ import annotations
 

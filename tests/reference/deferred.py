@@ -1,4 +1,4 @@
-"""A CPU that behaves as a GPU does to whoever reads too early: it does nothing until it is waited for, and then in order."""
+"""A CPU that behaves like a GPU on early reads: it computes nothing until it is waited for, and then in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dflash_ggml.ggml.graph import Graph
 
 
 class Deferred(Device):
-    """Graphs and copies wait in `queue`; a copy reads and writes the host's memory when its turn comes."""
+    """Graphs and copies wait in `queue`; a copy reads and writes host memory when it is executed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(Device.cpu(1).info, 1, True, **options)

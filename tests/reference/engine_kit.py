@@ -1,4 +1,4 @@
-"""Short ways to run an engine, for tests that hold several kinds of it to one contract."""
+"""Helpers to run an engine, for tests that hold several kinds of engine to one contract."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fresh(engine: Any, ids: list[int] = PROMPT) -> Any:
 
 
 def foretold(engine: Any, tokens: list[int], first: int, seed: int = 0) -> None:
-    """Let the engine's draft know the text `said` that follows `first` committed tokens: of every depth the right token and
+    """Let the engine's draft propose the `tokens` that follow `first` committed tokens: of every depth the right token and
     another, either of them first, so that accepted paths run through all of a tree and rows must move."""
     rng = np.random.default_rng(seed)
     drafter = engine.drafter

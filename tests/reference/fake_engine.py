@@ -129,7 +129,7 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class RowBlock:
-    """Stands for the K/V rows of these tokens."""
+    """Placeholder for the K/V rows of these tokens."""
 
     tokens: tuple[int, ...]
     nbytes: int
@@ -368,7 +368,7 @@ class FakeSlot:
         self.rows = max(n, self.rows)
         return True
 
-    # --- who may do what now
+    # --- claims
 
     @contextmanager
     def _pass(self) -> Iterator[None]:
@@ -591,7 +591,7 @@ class FakeSlot:
         if sequence.slot._tokens != self._tokens:
             raise ConfigError("resume: the slot holds other tokens than the sequence")
         rows, slot = self.rows, sequence.slot
-        self.__dict__ = slot.__dict__  # its generator goes on where it was
+        self.__dict__ = slot.__dict__  # its generator continues where it was
         self.rows, self.closed = rows, False
         self.engine.slots[self.engine.slots.index(self)] = self
 

@@ -1,4 +1,4 @@
-"""Runs a few ggml operations on numpy arrays, straight on the binding, nothing of the package in between."""
+"""Runner of a few ggml operations on numpy arrays, directly on the binding."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class _Growth:
 
     def _follow(self, end: int) -> None:
         """The voted token on top of the heap becomes a node, and those behind it do while each is the only one that is voted for
-        and the best of all, up to `end` nodes: text that nobody disputes, most of a tree, needs no heap."""
+        and the best of all, up to `end` nodes: uncontested tokens, most of a tree, need no heap."""
         heap, nodes, costs, rests = self.heap, self.nodes, self.costs, self.rests
         rows, expand, votes, rates, trust = self.rows or (), self.expand, self.votes, self.rates, self.trust
         cost, depth, parent, _, (token, cell, cursor, at, sources) = heappop(heap)

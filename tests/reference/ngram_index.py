@@ -1,4 +1,4 @@
-"""`ngram_index` as plain Python: the same chains, one token after another."""
+"""Reference of `ngram_index` in plain Python: the same chains, one token at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Chains:
         return (tail >> self.beneath) % _PRIME & (len(self.newest) - 1)
 
     def add(self, tails: Sequence[int], end: int) -> None:
-        """Take in tokens behind a text of `end`, no fewer than ORDERS[0], as the last tokens up to each."""
+        """Add tokens to a sequence of length `end`, no fewer than ORDERS[0], as the last tokens up to each."""
         newest, before, beneath, mask = self.newest, self.before, self.beneath, len(self.newest) - 1
         for tail in tails:
             end += 1
@@ -40,14 +40,14 @@ class _Chains:
             newest[slot] = end
 
     def drop(self, tail: int, end: int) -> None:
-        """Undo `add` for the last token of a text of `end`."""
+        """Undo `add` for the last token of a sequence of length `end`."""
         before = self.before.pop()
         if end >= self.order:
             self.newest[self.slot(tail)] = before
 
 
 class NgramIndex:
-    """A text that grows, and is cut back now and then. A position p stands before token p."""
+    """A token sequence that grows, and is truncated now and then. A position p precedes token p."""
 
     def __init__(self) -> None:
         self.ids: array[int] = array("i")
@@ -115,7 +115,7 @@ class NgramIndex:
 
 
 def _packed(tokens: Sequence[int]) -> int:
-    """Tokens, no more than ORDERS[0], as one number, the last on top; zeros stand for those that lack."""
+    """Tokens, no more than ORDERS[0], as one number, the last on top; padded with zeros."""
     missing = [0] * (_MOST - len(tokens))
     return int.from_bytes(_TAIL.pack(*missing, *tokens), "little")
 

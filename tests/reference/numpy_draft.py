@@ -1,4 +1,5 @@
-"""Block drafts and prediction heads in numpy, float64, written from their description: one loop per thing, no cache, no graph.
+"""Reference of block drafts and prediction heads in numpy, float64, written from their description: one loop per thing, no
+cache, no graph.
 
 Shapes are row-major: T tokens, D width, H query heads, G key/value heads, d head size, B columns of a block.
 """

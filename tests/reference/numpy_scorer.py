@@ -1,4 +1,4 @@
-"""Independent reference of a prompt scorer: the blocks of a `qwen35` file token by token in float64, then masses of one block."""
+"""Reference of a prompt scorer: the blocks of a `qwen35` file token by token in float64, then masses of one block."""
 
 from __future__ import annotations
 

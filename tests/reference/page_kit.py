@@ -1,4 +1,4 @@
-"""The chat page in headless Chromium, and the words that tests of it are written in."""
+"""Helpers for tests of the chat page in headless Chromium."""
 
 from __future__ import annotations
 

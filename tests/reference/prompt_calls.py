@@ -1,4 +1,4 @@
-"""Counts the two calls that make a prompt: rendering a conversation and tokenising its text."""
+"""Counter of the two calls that make a prompt: rendering a conversation and tokenising its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are fine, one for each endpoint, with as many fields as tests want to change."""
+"""Valid requests, one for each endpoint, with as many fields as tests want to change."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def read(run: Any, answers: list[Any], i: int) -> None:
 
 
 def submitted(on: Session, *asked: CompletionRequest, **options: Any) -> list[RequestGeneration]:
-    """Generations of requests, queued; each goes on in every iteration."""
+    """Generations of requests, queued; each advances in every iteration."""
     found = [generation_of(on, on.prepare(one), **options) for one in asked]
     for generation in found:
         generation.runs_ahead = True

@@ -1,4 +1,4 @@
-"""A runner that plays scripted events, and ways to put the server's application around it."""
+"""A fake runner that plays scripted events, and helpers to put the server's application around it."""
 
 from __future__ import annotations
 

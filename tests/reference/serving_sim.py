@@ -1,4 +1,5 @@
-"""Closed-loop clients at a server in virtual time: what a rule for prefilling beside decoding gives, without timing anything."""
+"""Simulation of closed-loop clients at a server in virtual time: what a rule for prefilling beside decoding gives, without
+timing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common heap in Python: what the C of the decode room is held against."""
+"""Reference of the shared heap in Python, for the C of `decode`."""
 
 from __future__ import annotations
 

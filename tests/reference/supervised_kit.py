@@ -1,4 +1,4 @@
-"""A toy model for an engine process: it dies where its prompts say so, and while it loads as often as a file says."""
+"""A toy model for an engine process: it dies where its prompts ask for it, and while loading as often as a file says."""
 
 from __future__ import annotations
 

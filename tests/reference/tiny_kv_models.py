@@ -1,5 +1,5 @@
-"""The smallest complete targets with K/V rows only, as keys and tensor shapes; written from the published layouts, apart from the
-code under test."""
+"""The smallest complete K/V-only targets, as keys and tensor shapes; written from the published layouts, independent of the code
+under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama on the toy engine, and the demands that both share in tests."""
+"""Llama on the toy engine, with the requests that both share in tests."""
 
 from __future__ import annotations
 

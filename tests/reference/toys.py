@@ -2,7 +2,7 @@
 
 Nothing is trained. Every embedding carries the same constant in coordinate 0, which no layer writes to, and
 the head maps it to fixed logits per token, shared by target and draft because the draft borrows embedding and
-head. So the draft knows how frequent each token is and the target adds what depends on the text; `shared` and
+head. So the draft knows how frequent each token is and the target adds what depends on the context; `shared` and
 `own` set the two.
 """
 
@@ -28,7 +28,7 @@ class Toy:
 
     window: of the draft's window layers, None where it has none; full_layers: its last layers that are none.
     `shared`, `own`: standard deviation, over tokens, of the logits that target and draft share and of those
-    that depend on the text. `draft_own`: the draft's own text-dependent part relative to the target's
+    that depend on the context. `draft_own`: the draft's own context-dependent part relative to the target's
     (noise). `special_logit`: logit of every special token, low enough that they are never sampled.
     `draft`: "dflash", "dflash2" (top_k, rank, conv_*) or "dspark" (rank, gated, confidence, from_anchor, n_draft_vocab); the pair
     scores of neighbours have about the deviation `pair_scale`. `draft_tokens`: the draft's file has the vocabulary
@@ -337,24 +337,24 @@ def _delta_net(rng: np.random.Generator, toy: Toy, prefix: str) -> dict[str, np.
 
 
 def _of_next(w: dict[str, np.ndarray], toy: Toy, prefix: str) -> dict[str, np.ndarray]:
-    """The matrices of a delta net as `qwen3next` files have them: what belongs to a key head side by side."""
+    """The matrices of a delta net as `qwen3next` files have them: grouped by key head."""
 
-    def side_by_side(*parts: np.ndarray) -> np.ndarray:
+    def grouped(*parts: np.ndarray) -> np.ndarray:
         joined = np.concatenate([part.reshape(toy.ssm_k_heads, -1, toy.n_embd) for part in parts], 1)
         return joined.reshape(-1, toy.n_embd)
 
     beta, alpha = (w.pop(f"{prefix}ssm_{name}.weight") for name in ("beta", "alpha"))
-    w[f"{prefix}ssm_ba.weight"] = side_by_side(beta, alpha)
+    w[f"{prefix}ssm_ba.weight"] = grouped(beta, alpha)
     if toy.old:
         qkv, z = (w.pop(f"{prefix}attn_{name}.weight") for name in ("qkv", "gate"))
         keys = toy.ssm_k_heads * toy.state
-        w[f"{prefix}ssm_in.weight"] = side_by_side(*np.split(qkv, [keys, 2 * keys]), z)
+        w[f"{prefix}ssm_in.weight"] = grouped(*np.split(qkv, [keys, 2 * keys]), z)
     return w
 
 
 def _target_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
     embedding = _matrix(rng, toy.n_vocab, toy.n_embd)
-    embedding[-1] = 0  # the mask token says nothing but its position
+    embedding[-1] = 0  # the mask token carries nothing but its position
     embedding[:, 0] = 1
     # about half of the mean square after the last norm is coordinate 0, the other half everything else
     constant = np.sqrt(toy.n_embd / 2)
@@ -424,7 +424,7 @@ def _draft_tensors(toy: Toy, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def _table(rng: np.random.Generator, rows: int, toy: Toy) -> np.ndarray:
-    """One of two tables whose rows' products have the deviation `pair_scale`."""
+    """One of two tables whose rows' dot products have the deviation `pair_scale`."""
     return rng.normal(0, np.sqrt(toy.pair_scale) * toy.rank**-0.25, (rows, toy.rank))
 
 
@@ -439,7 +439,7 @@ def _dflash2(rng: np.random.Generator, toy: Toy) -> dict[str, np.ndarray]:
         for part in ("attn", "ffn"):
             base = rng.normal(0, 0.2, (2, toy.conv_kernel, toy.n_embd))
             base[:, 0] += 1
-            base[1, :, 0] = 0  # coordinate 0 of the residual stream is nobody's
+            base[1, :, 0] = 0  # coordinate 0 of the residual stream is unused
             tensors[f"blk.{layer}.{part}_conv_base"] = base
             dynamic = _matrix(rng, 2 * toy.conv_kernel * groups, toy.n_embd, 0.3)
             tensors[f"blk.{layer}.{part}_conv_proj.weight"] = dynamic

@@ -1,4 +1,4 @@
-"""Numpy oracle of the tree operations, written from the recurrences alone; in float64 unless told otherwise.
+"""Numpy oracle of the tree operations, written from the recurrences alone; float64 by default.
 
 It keeps one full state per node and walks the tree token by token, so it shares no algebra with the factor
 form that the operations use. Arrays have numpy's order (the reverse of ggml's): state [seqs, value heads,
@@ -43,7 +43,7 @@ def random_parents(rng: np.random.Generator, n: int, kind: str = "tree") -> Arra
 
 
 def conv_tree(state: Array, x: Array, c: Array, parents: Array, dtype: type = np.float64) -> Array:
-    """Depthwise causal convolution along each node's path; every product rounded, oldest tap first.
+    """Depthwise causal convolution along each node's path; every term rounded, oldest tap first.
 
     state [seqs, channels, taps-1] oldest first, x [seqs, n, channels], c [channels, taps], parents [seqs, n].
     Returns [seqs, n, channels] of `dtype`, in which it is computed.

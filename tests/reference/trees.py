@@ -1,4 +1,4 @@
-"""Draft trees grown in Python: what the C of the decode room is held against."""
+"""Reference of draft trees grown in Python, for the C of `decode`."""
 
 from __future__ import annotations
 

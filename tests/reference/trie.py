@@ -1,4 +1,4 @@
-"""Candidates of any depth, for drafts that are no block."""
+"""Candidates of any depth, for drafts that do not propose blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dflash_ggml.decode.candidates import Children
 
 
 class Trie:
-    """Continuations of any depth as a tree, written out.
+    """Continuations of any depth as an explicit tree.
 
     children: node -> {token: (log-probability given the node, child node)}; `root` is the pending token's node.
     """

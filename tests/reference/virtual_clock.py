@@ -1,8 +1,8 @@
-"""A clock that is not the machine's: made-up costs of passes and made-up texts, to judge policies without timing anything.
+"""A virtual clock: synthetic costs of passes and synthetic sequences, to judge policies without timing anything.
 
-At each place of a text the draft model believes something of a few candidates, one of which is right, or none. `hits` tells how
-often the best candidate is; the draft's belief is right in the mean, or off by `off` logits. Whoever comes by a place finds the
-same there, whatever steps they take, so modes that are compared on a text see the same words.
+At each position of a sequence the draft has probabilities of a few candidates, one of which is right, or none. `hits` is how
+often the best candidate is; the draft's probabilities are right on average, or off by `off` logits. Every run finds the same at
+a position, whatever steps it takes, so modes that are compared on a sequence see the same tokens.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ JOINT_H100 = JointMachine(
     {1: 8.1, 2: 8.34, 4: 8.39, 8: 8.54, 16: 9.4, 24: 10.6, 32: 11.84, 48: 14.97, 64: 18.63, 128: 61.5},
     {4: 1.3, 8: 1.37, 16: 1.46, 32: 1.75, 64: 2.6, 128: 5.5, 256: 11.0},
 )
-# the same, measured with several texts as well: where each has one column, the pass writes its state. What a commit takes beyond
-# the time in which the host goes on; host: of a step of equal shares
+# the same, measured with several sequences too: where each has one column, the pass writes its state. What a commit takes beyond
+# the time in which the host continues; host: of a step of equal shares
 SEVERAL_H100 = JointMachine(
     {1: 8.1, 2: 8.28, 4: 8.45, 8: 8.62, 16: 9.5, 24: 10.7, 32: 11.85, 48: 15.2, 64: 18.6, 128: 37.5},
     {4: 1.2, 8: 1.3, 16: 1.4, 32: 1.7, 64: 2.8, 128: 5.5, 256: 11.0},
@@ -166,11 +166,11 @@ SEVERAL_H200 = JointMachine(
     commit=0.02,
     plain={1: 7.0, 4: 8.6, 8: 9.3, 16: 10.8},
 )
-# every column costs the same, whosever it is
+# every column costs the same, in any sequence
 LINEAR_CPU = JointMachine(
     {1: 1.0, 128: 1.0 + 127 * 0.2}, {4: 0.5, 256: 0.5 + 252 * 0.05}, 0.1, (0.2, 0.05), commit=0.05
 )
-# the demo pair on two cores with AVX-512: products over many columns are bound by sums, not by reads
+# the demo pair on two cores with AVX-512: matmuls over many columns are compute-bound, not memory-bound
 JOINT_CPU = JointMachine(
     {1: 1.05, 2: 1.25, 4: 1.5, 8: 2.05, 16: 3.1, 24: 4.5, 32: 5.4, 64: 10.2, 128: 20.0},
     {4: 0.4, 8: 0.57, 16: 0.9, 32: 1.7, 64: 3.3, 128: 6.5},
@@ -180,26 +180,26 @@ JOINT_CPU = JointMachine(
 
 
 class Source(Protocol):
-    """A text that is there before anyone drafts it."""
+    """A sequence that is known before it is drafted."""
 
     def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
-        """What the draft says of the `depth` places behind `place`, and the tokens that are right there."""
+        """The draft's candidates for the `depth` positions after `position`, and the tokens that are right there."""
         ...
 
 
 @dataclass
 class SyntheticSequence:
-    """A text of places. hits: probability that the best candidate of a place is right, given that the path is."""
+    """A synthetic sequence. hits: probability that the best candidate of a position is right, given that the path is."""
 
     hits: float
     seed: int = 0
-    spread: float = 1.2  # logits by which places differ, which the draft knows
-    off: float = 0.0  # logits by which the draft is wrong in the mean
+    spread: float = 1.2  # deviation of logits between positions, which the draft knows
+    off: float = 0.0  # logits by which the draft is wrong on average
     others: float = 0.4  # of what the best candidate leaves: how much is in the second
-    never: bool = False  # whether nothing that the draft says is right
-    length: int = 4096  # places after which it begins anew
+    never: bool = False  # whether no candidate is ever right
+    length: int = 4096  # period in positions
     word: Callable[[int], int] | None = (
-        None  # the token of a place; without it, words that were not there before
+        None  # the token of a position; by default tokens that did not occur before
     )
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class SyntheticSequence:
 
 @dataclass
 class Parts:
-    """A text whose kind changes. which: the part that a place lies in."""
+    """A sequence whose kind changes. which: the part of a position."""
 
     parts: Items[Source]
     which: Callable[[int], int]
@@ -235,7 +235,7 @@ class Parts:
 
 
 def by_turns(*hits: float, every: int = 300, seed: int = 0, off: float = 0.0) -> Parts:
-    """A text whose kind changes every so many places."""
+    """A sequence whose kind changes every `every` positions."""
     return Parts(
         [SyntheticSequence(h, seed + i, off=off) for i, h in enumerate(hits)],
         lambda at: at // every % len(hits),
@@ -243,7 +243,7 @@ def by_turns(*hits: float, every: int = 300, seed: int = 0, off: float = 0.0) ->
 
 
 def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
-    """Probabilities [places, RANKS]: the best, then half of what is left, and so on."""
+    """Probabilities [positions, RANKS]: the best, then half of what is left, and so on."""
     best = 1 / (1 + np.exp(-logits))
     rest = (1 - best)[:, None] * others * 0.5 ** np.arange(RANKS - 1)
     return np.concatenate([best[:, None], rest], 1)
@@ -251,8 +251,8 @@ def _ranks(logits: np.ndarray, others: float) -> np.ndarray:
 
 @dataclass
 class Run:
-    """What was made of the texts: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of
-    each draft, and sequences that were drafted; tokens of each text."""
+    """Result of a run: by step virtual milliseconds, tokens of all, columns of the verify pass (of all), columns of each draft,
+    and drafting sequences; tokens of each sequence."""
 
     ms: list[float] = field(default_factory=list)
     emitted: list[int] = field(default_factory=list)
@@ -283,14 +283,14 @@ def decode(
     cut: Cut | None = None,
     plan: Callable[[list[Plan]], list[Plan]] | None = None,
 ) -> Run:
-    """Decode texts in batches of all of them.
+    """Decode sequences in batches of all of them.
 
     Args:
-        machine: May depend on the tokens of the first text so far.
-        n_tokens: Of the first text, after which it ends.
-        new_text: Tokens after which a text is followed by another of its kind.
-        told: What is measured of a drafted step, as a part of what it takes.
-        cut, plan: In place of what the policy decides.
+        machine: May depend on the tokens of the first sequence so far.
+        n_tokens: Of the first sequence, after which it ends.
+        restart_every: Tokens after which a sequence is followed by another of its kind.
+        reported: Measured time of a drafted step, as a fraction of its true time.
+        cut, plan: Replacements for the policy's decisions.
     """
     rng, run, n = np.random.default_rng(seed), Run(), len(sources)
     run.tokens = [0] * n
@@ -351,7 +351,7 @@ def decode(
 
 
 def _begun(source: Source, at: int, mode: Mode, budget: int) -> Sequence:
-    """A sequence whose prompt has been read; its first token is the one at place `at`."""
+    """A sequence whose prompt has been prefilled; its first token is the one at position `at`."""
     first = int(source.at(at - 1, 1)[1][0])
     return Sequence(tokens=[-1] * 32, pending=first, mode=mode, budget=budget)
 

@@ -1,4 +1,4 @@
-"""A browser for the tests of the chat page, where there is one."""
+"""A browser fixture for the tests of the chat page, where one is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat page's conversations: what is sent, kept, listed, exported and changed. In headless Chromium."""
+"""Tests of the chat page's conversations: what is sent, stored, listed, exported and changed. In headless Chromium."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_a_new_chat_while_an_answer_streams_begins_empty(
     assert page.texts("#conversations .entry") == ["Who are you?", "Go on for ever"]
     page.click("#conversations .entry[title='Go on for ever']")
     page.until(lambda: page.texts(".message.user .text") == ["Go on for ever"])
-    assert "word" in page.texts(".message.assistant .text")[0]  # what was said is kept where it was said
+    assert (
+        "word" in page.texts(".message.assistant .text")[0]
+    )  # the partial answer is stored in its own conversation
     assert page.texts(".facts")[0].endswith("stopped")
 
 
@@ -216,7 +218,7 @@ def test_answer_again_edit_continue_and_delete(
     page.until(lambda: len(runner.requests) == 3 and page.idle())
     assert contents(runner.requests[2]) == [("user", "Better question")]
     assert page.texts(".message.user .text") == ["Better question"]
-    # an edited answer is changed in place, and is what the model is told it said
+    # an edited answer is changed in place, and sent to the model as its own
     page.press("Edit")
     page.find(".editing textarea").send_keys(Keys.CONTROL + "a")
     page.find(".editing textarea").send_keys("Edited")

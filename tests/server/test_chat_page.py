@@ -1,4 +1,5 @@
-"""The chat page in headless Chromium, against a scripted runner on loopback: answers, the tree, errors, small screens."""
+"""Tests of the chat page in headless Chromium, against a scripted runner on loopback: answers, the tree, errors, small
+screens."""
 
 from __future__ import annotations
 

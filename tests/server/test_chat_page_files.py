@@ -1,4 +1,4 @@
-"""The chat page's files: nothing is fetched from elsewhere, and vendored libraries are what they claim to be."""
+"""Tests of the chat page's files: nothing is loaded from elsewhere, and vendored libraries are unmodified."""
 
 from __future__ import annotations
 

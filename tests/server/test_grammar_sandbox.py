@@ -1,4 +1,4 @@
-"""Grammars are tried out in a process with limits, before the server compiles them."""
+"""Tests of the grammar sandbox: grammars are compiled in a process with limits before the server compiles them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's events are on their way from the worker's thread to the reader in the event loop."""
+"""Tests of a job's events on their way from the worker's thread to the reader in the event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sockets that are bound before a model is loaded."""
+"""Tests of sockets that are bound before a model is loaded."""
 
 from __future__ import annotations
 

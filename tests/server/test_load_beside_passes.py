@@ -1,4 +1,4 @@
-"""What runs, as /metrics tells it, is asked in the event loop's thread while another runs passes and keeps graphs."""
+"""Tests of the figures behind /metrics, read in the event loop's thread while another runs passes and caches graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes through the pipe to the engine process: requests, events and errors arrive as they were sent."""
+"""Tests of the pipe to the engine process: requests, events and errors arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def is_union(hint: Any) -> bool:
 
 
 def not_plain(hint: Any, where: str, free: bool = False) -> list[str]:
-    """The places of an annotation at which something else than plain data may stand; `free`: JSON values may."""
+    """The parts of an annotation that allow something else than plain data; `free`: JSON values may."""
     origin, args = get_origin(hint), get_args(hint)
     if hint in SCALARS or origin is Literal or (free and hint is Any):
         return []

@@ -1,4 +1,4 @@
-"""The official anthropic client against the application, in process."""
+"""Tests of the official anthropic client against the application, in process."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_bad_requests(client: Any, change: dict[str, Any], words: str) -> None:
 
 
 def refused(client: Any, change: dict[str, Any], words: str) -> None:
-    """The request with this change is a 400 with these words."""
+    """The request with this change is a 400 with this message."""
     body = {"model": "toy", "messages": ASK, "max_tokens": 5, **change}
     body = {k: v for k, v in body.items() if v is not None}
     with pytest.raises(anthropic.BadRequestError, match=words) as caught:

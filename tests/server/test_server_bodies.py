@@ -1,4 +1,4 @@
-"""Bodies as clients send them: compressed, with whole numbers as floats, with halves of surrogate pairs."""
+"""Tests of request bodies as clients send them: compressed, with whole numbers as floats, with lone surrogates."""
 
 from __future__ import annotations
 

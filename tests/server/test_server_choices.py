@@ -1,4 +1,4 @@
-"""Several choices and several prompts in one request, prompts' own log-probabilities, and the best of many."""
+"""Tests of several choices and several prompts in one request, prompts' own log-probabilities, and the best of many."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_chat_choices(client: Any) -> None:
 
 
 def test_prompt_log_probabilities_without_an_answer(client: Any) -> None:
-    """What evaluation harnesses send: the log-probabilities of texts that they bring."""
+    """What evaluation harnesses send: the log-probabilities of given texts."""
     ask = {"model": "toy", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
     prompts = [[72, 101, 108, 108], [79, 110, 99]]
     scored = client.completions.create(prompt=prompts, **ask)
@@ -181,7 +181,7 @@ def test_a_json_format_binds_a_completion(client: Any) -> None:
 
 
 def test_other_clients_come_between_the_choices() -> None:
-    """A request of many answers is one of many requests, for those who wait."""
+    """A request of many answers counts as one request for those that wait."""
     gate = threading.Event()
 
     def gated(request: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Requests in the shape of real clients, each posted twice: as a stream and whole, second turns with a tool's result.
+"""Tests of requests in the shape of real clients, each posted twice: as a stream and whole, second turns with a tool's result.
 
 `clients/*.json` hold a client's turns: the body it sends (on top of `base`), what the model writes, and what must come of
 it: text, calls in the client's own shape, words that must be in the prompt, and words of the notes (none: no header).
@@ -68,7 +68,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[TestClient, Prompts
 
 
 def spoken(reply: dict[str, Any]) -> str:
-    """What a model writes to think, say and call this."""
+    """Model output that thinks, answers and calls this."""
     text = "" if reply["think"] is None else f"{reply['think']}</think>\n\n"
     text += reply["text"]
     for call in reply["calls"]:
@@ -81,7 +81,7 @@ def spoken(reply: dict[str, Any]) -> str:
 
 
 def spoken_in_harmony(reply: dict[str, Any]) -> str:
-    """As `spoken`, of gpt-oss: what is said before calls is commentary."""
+    """As `spoken`, of gpt-oss: text before calls is commentary."""
     parts = [] if reply["think"] is None else [f"<|channel|>analysis<|message|>{reply['think']}"]
     if reply["text"] or not reply["calls"]:
         channel = "commentary" if reply["calls"] else "final"

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP: every form of input, both encodings, and the text beside which they are made."""
+"""Tests of embeddings over HTTP: every form of input, both encodings, and a generation that runs meanwhile."""
 
 from __future__ import annotations
 

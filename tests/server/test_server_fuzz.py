@@ -1,4 +1,4 @@
-"""Requests changed at random: every answer is a success or an error that the client can parse, never a 500."""
+"""Tests of requests changed at random: every answer is a success or an error that the client can parse, never a 500."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_unchanged_requests_are_fine(client: TestClient) -> None:
 @given(changed())
 def test_changed_requests_never_crash(client: TestClient, case: tuple[str, dict[str, Any]]) -> None:
     path, body = case
-    written = json.dumps(body)  # with escapes for what UTF-8 cannot say
+    written = json.dumps(body)  # with escapes for what UTF-8 cannot encode
     response = client.post(path, content=written, headers={"content-type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200 and path.startswith("/api/"):

@@ -1,4 +1,4 @@
-"""gpt-oss on every surface: effort in, reasoning, text and calls out, whole and as a stream."""
+"""Tests of gpt-oss on every API: effort in, reasoning, text and calls out, whole and as a stream."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def server() -> Iterator[tuple[TestClient, Prompts, FakeEngine]]:
 
 
 def everything(text: str) -> str:
-    """All strings in a body or a stream of bodies, those that are pieces of a text put together."""
+    """All strings in a body or a stream of bodies, pieces of a text joined."""
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: {", "{"))]
     found: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Fields of other servers that are honoured under their own names, on a toy engine that decodes."""
+"""Tests of other servers' fields that are honoured under their own names, on a toy engine that decodes."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_grammar_ends_an_answer_that_may_not_end(toy: tuple[TestClient, FakeEn
 
 
 def test_a_prompt_that_does_not_fit_reports_by_how_much(toy: tuple[TestClient, FakeEngine]) -> None:
-    """Whoever finds out first, the tokeniser on its way or the count at the end."""
+    """Whether the tokeniser notices midway or the count at the end."""
     http, engine = toy
     bare = http.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1}).json()["usage"][
         "prompt_tokens"

@@ -1,4 +1,4 @@
-"""The application over real sockets: abuse, limits, authentication, cancellation, and the queue."""
+"""Tests of the application over real sockets: abuse, limits, authentication, cancellation, and the queue."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_many_abrupt_disconnects(runner: ScriptedRunner) -> None:
             with posted(port, CHAT) as response:
                 return (
                     response.status == 200
-                )  # 503 while requests whose clients are gone still fill the queue
+                )  # 503 while requests of disconnected clients still fill the queue
 
         wait_until(answered)
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)

@@ -1,4 +1,4 @@
-"""llama.cpp's own paths: what its clients, its editor plugins and its own tests ask for."""
+"""Tests of llama.cpp's own endpoints: what its clients, its editor plugins and its own tests request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients and large bodies: whose turn it is, what is refused before it costs anything, what is held."""
+"""Tests of many clients and large bodies: scheduling order, early refusals, bounded memory."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_new_client_goes_before_clients_being_served(runner: ScriptedRunner) -
 
 
 def test_a_client_over_its_share_leaves_others_every_second_slot(runner: ScriptedRunner) -> None:
-    """It holds all places and its part of the queue; of those that end every second goes to the other one."""
+    """It holds all slots and its part of the queue; of those that end every second goes to the other client."""
     runner.parallel = 2
     made = service(runner, queue_limit=9, client_limit=4, keys=["busy", "new"])
     with serving(create_app(made)) as port, ExitStack() as stack:
@@ -173,7 +173,7 @@ def test_a_text_of_megabytes_is_refused_by_its_bytes(
 
 
 def test_a_text_with_too_many_tokens_is_given_up_early(client: TestClient, engine: FakeEngine) -> None:
-    """Where its bytes alone do not tell."""
+    """Where its byte count alone does not decide."""
     engine.tokenizer._longest = 1 << 30
     response = client.post(PATH, json=chat("word " * 100_000))
     assert response.status_code == 400
@@ -263,7 +263,7 @@ def test_values_are_counted_without_parsing(value: Any, ascii_only: bool) -> Non
 def test_texts_full_of_commas_are_not_values() -> None:
     body = json.dumps({"a": ",[{\\" * 1000, "b": [1, 2]}).encode()
     assert not exceeds_values(body, 4) and exceeds_values(body, 3)
-    assert not exceeds_values(b'{"a": "' + b"," * 50, 4)  # the parser says what is wrong
+    assert not exceeds_values(b'{"a": "' + b"," * 50, 4)  # the parser reports what is wrong
 
 
 def test_lists_of_token_ids_may_be_long() -> None:

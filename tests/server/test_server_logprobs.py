@@ -1,4 +1,4 @@
-"""Log-probabilities look the same through the class and the server: split characters, chosen tokens, offsets."""
+"""Tests that log-probabilities are equal through the class and the server: split characters, chosen tokens, offsets."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_same_generation_through_both_faces(tmp_path: Path, prompt: Any) -> 
     assert answer["text"] == choice["text"] == "né 中 a" and answer["logprobs"] == choice["logprobs"]
     entries = choice["logprobs"]
     assert len([t for t in entries["tokens"] if t.startswith("bytes:")]) == 2
-    # every token's text begins where its offset says, the prompt's characters counted too
+    # every token's text begins at its offset, the prompt's characters counted too
     for token, at in zip(entries["tokens"], entries["text_offset"], strict=True):
         n = len("Ask") if isinstance(prompt, list) else len(prompt)
         assert token.startswith("bytes:") or choice["text"][at - n :].startswith(token)

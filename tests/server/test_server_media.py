@@ -1,4 +1,4 @@
-"""Parts of messages as text: what can be read is read, what cannot is named."""
+"""Tests of message parts as text: readable parts are read, others are named."""
 
 from __future__ import annotations
 

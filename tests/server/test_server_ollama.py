@@ -1,4 +1,4 @@
-"""Ollama's API: the requests of its documentation and of its clients, answered in its shapes."""
+"""Tests of Ollama's API: the requests of its documentation and of its clients, answered in its shapes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_length_limit_and_a_cut_call_are_reported() -> None:
 
 
 def test_bodies_without_a_type_from_programs_only() -> None:
-    """The documentation's examples send forms; web pages, which say where they come from, may not."""
+    """The documentation's examples send forms; web pages, which send an Origin, may not."""
     with TestClient(application(ScriptedRunner())) as http:
         body = json.dumps({"model": "toy", "messages": ASK, "stream": False})
         form = {"content-type": "application/x-www-form-urlencoded"}

@@ -1,4 +1,4 @@
-"""The official openai client against the application, in process."""
+"""Tests of the official openai client against the application, in process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several requests at once: who runs, who waits, who is cancelled, and what every face says of it."""
+"""Tests of several requests at once: which run, wait or are cancelled, and what every API reports about it."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_concurrent_apis_answer_as_each_does_alone() -> None:
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_choices_of_one_request_leave_slots_for_others(n: int) -> None:
-    """`n` answers of a request on two places, beside another client's."""
+    """`n` answers of a request on two slots, beside another client's."""
     made = make_service(
         lambda progress: Runner(Session(FakeEngine(CONFIG, parallel=2))),  # type: ignore[arg-type]
         Settings(names=("toy",)),
@@ -167,7 +167,7 @@ def test_choices_of_one_request_leave_slots_for_others(n: int) -> None:
 
 
 def test_choices_are_batched_while_no_request_waits() -> None:
-    """Four choices on three places; a client that goes away ends all of them."""
+    """Four choices on three slots; a client that disconnects ends all of them."""
     runner = ScriptedRunner(lambda request: None)
     runner.parallel, runner.pace = 3, 0.005
     made = service(runner)
@@ -192,7 +192,7 @@ def test_choices_are_batched_while_no_request_waits() -> None:
 
 
 def test_a_soak_of_requests_and_disconnects() -> None:
-    """Forty requests from eight clients, every fifth of whom hangs up: nothing runs, waits or holds a place at the end."""
+    """Forty requests from eight clients, every fifth of which disconnects: nothing runs, waits or holds a slot at the end."""
     engine = FakeEngine(CONFIG, parallel=3)
     session = Session(engine)  # type: ignore[arg-type]
     made = make_service(lambda progress: Runner(session), Settings(names=("toy",)))

@@ -1,4 +1,4 @@
-"""`dflash-serve` as a process, on the embedded pair: start, answer, refuse, stop."""
+"""Tests of `dflash-serve` as a process, on the embedded pair: start, answer, refuse, stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = {**SHORT, "max_tokens": 3900, "ignore_eos": True}  # needs seconds: no si
 
 @contextlib.contextmanager
 def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and its port, once it has said that it is ready."""
+    """The process and its port, once it has reported that it is ready."""
     command = [*COMMAND, "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -82,7 +82,7 @@ def test_ctrl_c_while_draining_ends_what_runs() -> None:
 
 
 def test_sigterm_ends_requests_whose_bodies_have_not_come() -> None:
-    """They are refused at once, and one line says how many; who sends on, slowly, is no reason to wait."""
+    """They are refused at once, and one line counts them; a client that sends slowly does not delay the exit."""
     head = "POST {} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{}\r\n\r\n{}"
     sent = [
         head.format("/v1/completions", "Content-Length: 500", '{"prompt": '),

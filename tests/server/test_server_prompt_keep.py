@@ -1,4 +1,4 @@
-"""`dflash.prompt_keep` over HTTP: applied, counted, and said in the header before the answer begins."""
+"""Tests of `dflash.prompt_keep` over HTTP: applied, counted, and reported in the header before the answer begins."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_share_is_applied_counted_and_reported() -> None:
 
 
 def test_where_a_model_chooses_the_number_is_about() -> None:
-    """Scoring comes after the header; the stream then tells exactly."""
+    """Scoring comes after the header; the stream then has the exact number."""
     body = BODY | {"dflash": {"prompt_keep": 0.4}}
     part = post(body, scored=True)
     timings, n = part.json()["timings"], part.json()["usage"]["prompt_tokens"]

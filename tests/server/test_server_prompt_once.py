@@ -1,4 +1,4 @@
-"""A prompt is rendered once and tokenised once, however many places need its text, its tokens or their number."""
+"""Tests that a prompt is rendered once and tokenised once, however often its text, its tokens or their number are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fair queue: order between clients, bounds, removal, closing."""
+"""Tests of the fair queue: order between clients, bounds, removal, closing."""
 
 from __future__ import annotations
 

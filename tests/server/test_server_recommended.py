@@ -1,4 +1,4 @@
-"""`dflash-serve` takes the sampling that the model file recommends as its default; flags win."""
+"""Tests of sampling defaults that `dflash-serve` takes from the model file; flags win."""
 
 from __future__ import annotations
 

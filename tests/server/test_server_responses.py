@@ -1,4 +1,4 @@
-"""The openai client's Responses interface against the application, in process."""
+"""Tests of the openai client's Responses interface against the application, in process."""
 
 from __future__ import annotations
 

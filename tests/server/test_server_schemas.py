@@ -1,4 +1,4 @@
-"""Schemas and grammars of requests on every surface: references, what cannot be bound, what is empty, how calls end."""
+"""Tests of schemas and grammars of requests on every API: references, unsupported and empty schemas, how calls end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server on real sessions: a toy engine with scripted replies, and the embedded pair."""
+"""Tests of the server on real sessions: a toy engine with scripted replies, and the embedded pair."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_embedded_pair_budget_and_seed(demo: TestClient) -> None:
 def test_the_command_turns_thinking_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """--think is the default of requests; a template without a switch is told of once, at the start."""
+    """--think is the default of requests; a template without a switch is reported once, at the start."""
     for template, words in (
         (TOOL_TEMPLATE, 0),
         (TOOL_TEMPLATE.replace("enable_thinking", "nothing"), 1),

@@ -1,4 +1,4 @@
-"""The engine in a process of its own: what is the same as beside the server, and what happens when it dies."""
+"""Tests of the engine in a separate process: what is the same as in the server's process, and what happens when it dies."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_client_that_goes_away_ends_its_job_in_the_other_process(served: Serve
         assert connection.getresponse().readline()
     pid = served.service.worker.runner.pid  # type: ignore[union-attr]
     connection.close()
-    served.back()  # jobs there run in turn, and the first would have taken hours
+    served.back()  # jobs there run one after another, and the first would have taken hours
     assert served.service.worker.runner.pid == pid  # type: ignore[union-attr]
 
 
@@ -267,7 +267,7 @@ def test_a_process_that_sends_no_message_of_ours_is_ended(
         Supervised(ToyOpener(), tries=1)(lambda *stage: None)
 
 
-# the command with the toy in place of a model, and no waits
+# the command with the toy instead of a model, and no waits
 COMMAND = """
 import functools, pathlib, sys
 sys.path[:] = {path!r}

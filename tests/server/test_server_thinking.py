@@ -1,4 +1,4 @@
-"""Budgets of thoughts, and thoughts that go on, through every API on a toy engine that decodes."""
+"""Tests of thinking budgets and continued thoughts, through every API on a toy engine that decodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASK = [{"role": "user", "content": "Hi"}]
 THOUGHT = "abcdfgabcdfgabcdfg"
 N_END = len(byte_vocabulary().encode("\n</think>"))
 
-Answer = tuple[str, str, int | None]  # thought, text, tokens of the thought if they are told
+Answer = tuple[str, str, int | None]  # thought, text, tokens of the thought if they are reported
 
 
 def serving(*replies: str, **options: Any) -> TestClient:

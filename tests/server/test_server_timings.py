@@ -1,4 +1,4 @@
-"""What tools of other servers look for in an answer's `usage`, and an answer that the client has begun."""
+"""Tests of timings and usage as other servers report them, and of an answer that the client has begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools of all kinds as the model sees them, and calls as clients expect them back."""
+"""Tests of tools of all kinds as the model sees them, and of calls as clients expect them back."""
 
 from __future__ import annotations
 

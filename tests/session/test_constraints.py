@@ -1,4 +1,4 @@
-"""What binds an answer is compiled when its request is prepared, and refused there."""
+"""Tests of output constraints: compiled when a request is prepared, and refused there."""
 
 from __future__ import annotations
 

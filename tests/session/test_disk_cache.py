@@ -1,4 +1,4 @@
-"""Prefixes kept as files: what comes back is what was put, and nothing that was damaged."""
+"""Tests of prefixes stored as files: read back as stored, and never if damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of Gemma 4 through a session, with its tags as control tokens and as visible ones: thoughts, calls, grammars."""
+"""Tests of Gemma 4's turns through a session, with its tags as control tokens and as visible ones: thoughts, calls, grammars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCHEMA = {
 TOOLS = tuple(
     {"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in "fg"
 )
-# a model that is a hash ends no string that may go on
+# a model that is a hash ends no string that may continue
 ENDING = {**SCHEMA, "properties": {"a": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}}}
 BOUNDED = tuple({**tool, "function": {**tool["function"], "parameters": ENDING}} for tool in TOOLS)
 STRICT = tuple({**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS)
@@ -99,7 +99,7 @@ def test_forced_calls_fit(session: Session, choice: Any, reply: str) -> None:
     tools, schema = (TOOLS, SCHEMA) if reply == CALL else (BOUNDED, ENDING)
     found = answer(session, reply, tools=tools, tool_choice=choice)
     whole = calls_of(found)
-    if found.done()[1] == Finish("length"):  # it goes on to call; only the last one may be cut
+    if found.done()[1] == Finish("length"):  # it continues with a call; only the last one may be cut
         whole = whole[:-1]
     assert found.text == "" and whole
     for call in whole:

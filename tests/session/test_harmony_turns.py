@@ -1,4 +1,5 @@
-"""Turns of gpt-oss through a session: effort, budgets, grammars, log-probabilities. A reply is what a model would like to say."""
+"""Tests of gpt-oss's turns through a session: effort, budgets, grammars, log-probabilities. A reply is what the fake model
+prefers to emit."""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ def test_log_probabilities_are_of_the_visible_text(session: Session) -> None:
     "head", [TO_F, " to=functions.f<|channel|>commentary json<|message|>", FINAL, "Hello"]
 )
 def test_a_forced_call_comes(session: Session, choice: Any, thought: str, head: str) -> None:
-    """Behind as many thoughts as the model has, with arguments that fit, whatever it would like to say."""
+    """After as many thoughts as the model has, with arguments that fit, whatever it prefers to emit."""
     pytest.importorskip("llguidance", reason="llguidance is not installed (extra: grammar)")
     found = answer(
         session,

@@ -1,4 +1,4 @@
-"""A long prompt survives a restart: a session's last prefix comes from the disk, and the text is the same."""
+"""Tests of a long prompt across a restart: a session's last prefix is restored from disk, and the output is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prompts may take of running sequences, and which prompt is next, in virtual time."""
+"""Tests of how much prefill may delay running sequences, and which prompt is next, in virtual time."""
 
 from __future__ import annotations
 

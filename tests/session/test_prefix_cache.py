@@ -1,4 +1,4 @@
-"""Cached prefixes: the same output with and without, only what is new is prefilled, and memory stays in its budget."""
+"""Tests of cached prefixes: the same output with and without, only what is new is prefilled, and memory stays in its budget."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def lengths(cache: PrefixCache, ids: Sequence[int]) -> list[int]:
 def test_budget_and_least_recently_used() -> None:
     cache = PrefixCache(250)
     assert cache.put(Saved((1,))) and cache.put(Saved((2,))) and not cache.put(Saved((9,), 251))
-    assert cache.put(Saved((3,)))  # one of equal worth goes
+    assert cache.put(Saved((3,)))  # one of equal value is evicted
     assert cache.nbytes == 200 and cache.best([1, 5], 1, always) is None
     assert cache.best([2, 5], 1, always) == Saved((2,))
     cache.put(Saved((4,)))  # (3,) is the oldest in use

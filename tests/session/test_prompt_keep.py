@@ -1,4 +1,4 @@
-"""Requests that have part of their prompt prefilled: permission, counts, limits, the prefix cache, and a share of 1."""
+"""Tests of requests that have part of their prompt prefilled: permission, counts, limits, the prefix cache, and a share of 1."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_shares_that_are_none(keep: float) -> None:
         Session(engine(), prompt_keep=keep)
 
 
-# the family of the target, and what scores: words, a model with the same vocabulary, one with another
+# the family of the target, and what scores: lexical, a model with the same vocabulary, one with another
 FAMILIES = {"qwen35": 7, "qwen35moe": 21} | {
     sizes.get("arch", "qwen3"): i for i, sizes in kv_toys.VARIANTS.items()
 }

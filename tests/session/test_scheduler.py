@@ -1,4 +1,4 @@
-"""The scheduler on the toy engine: batched sequences are the same as alone, and each joins, leaves or fails by itself."""
+"""Tests of the scheduler on the toy engine: batched sequences equal solo runs, and each joins, leaves or fails by itself."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
 class FixedBudget:
-    """Between two steps one chunk of the first prompt, while `is_open`, or none; keeps what it is told."""
+    """Between two steps one chunk of the first prompt, while `is_open`, or none; records what was prefilled."""
 
     def __init__(self, is_open: bool = True) -> None:
-        self.is_open, self._is_spent, self.prefilled = is_open, False, list[int]()
+        self.is_open, self._is_spent, self.chunks = is_open, False, list[int]()
 
     def choose(self, prompts: Sequence[Any], n_decoding: int, now: float) -> tuple[int, int] | None:
         if n_decoding and (self._is_spent or not self.is_open):
@@ -38,7 +38,7 @@ class FixedBudget:
     def prefilled(
         self, tokens: int, seconds: float, decoding: bool, is_warm: bool, is_scoring: bool = False
     ) -> None:
-        self.prefilled.append(tokens)
+        self.chunks.append(tokens)
 
     def decoded(self, seconds: float, n: int) -> None:
         self._is_spent = False
@@ -224,7 +224,7 @@ def test_a_prompt_is_prefilled_in_chunks_between_steps() -> None:
     begin = kinds.index("read")
     assert first.is_decoding and kinds[begin:].count("read") > 10
     assert kinds[begin:] == ["read", "step"] * (len(kinds[begin:]) // 2)
-    assert sum(budget.prefilled) == sum(prefilled(on)) == len(second.ids)
+    assert sum(budget.chunks) == sum(prefilled(on)) == len(second.ids)
     on.close()
 
 
@@ -262,7 +262,7 @@ def test_the_budget_chooses_the_prompt() -> None:
 
 
 def prompts_on_used_slots() -> list[str]:
-    """On a slot with another sequence, behind a prefix that is restored, on a slot that goes on."""
+    """On a slot with another sequence, behind a restored prefix, on a slot that continues."""
     shared = "one system prompt for all " * 20
     return ["a" * 10, "b" * 20, "Z" * 300, shared + "first", "Y" * 700, shared + "second", "X" * 90]
 
@@ -272,20 +272,20 @@ def test_the_budget_receives_what_was_prefilled() -> None:
     on.scheduler.budget = budget  # type: ignore[assignment]
     for prompt in prompts_on_used_slots():
         asked = request(0, prompt=prompt)
-        del on.engine.log[:], budget.prefilled[:]  # type: ignore[attr-defined]
+        del on.engine.log[:], budget.chunks[:]  # type: ignore[attr-defined]
         (found,) = submitted(on, asked)
         on.scheduler._admit()
         remaining = found.remaining
         while not found.ended:
             on.scheduler.iterate()
         begin = Answer.of(found.events).begin
-        assert budget.prefilled == prefilled(on)
-        assert begin is not None and remaining == begin.prompt_n - begin.cached_n == sum(budget.prefilled)
+        assert budget.chunks == prefilled(on)
+        assert begin is not None and remaining == begin.prompt_n - begin.cached_n == sum(budget.chunks)
     on.close()
 
 
 def test_a_common_prefix_is_prefilled_once() -> None:
-    """Eight questions about one text, which come together."""
+    """Eight questions about one document, which arrive together."""
     on = session(4, n_ctx=4096)
     text = "a long text about something " * 20
     asked = [request(i, prompt=text + f"question {i}?") for i in range(8)]
@@ -341,7 +341,7 @@ def test_nothing_is_kept_for_a_prompt_that_was_given_up_before_its_first_chunk()
 
 
 def test_the_next_turn_continues_in_its_slot() -> None:
-    """Two conversations by turns on two slots: each finds its own."""
+    """Two alternating conversations on two slots: each finds its own."""
     on = session(2)
     talks = [[{"role": "user", "content": f"{i} tell me more " * 6}] for i in range(2)]
     for turn in range(3):

@@ -1,4 +1,4 @@
-"""Several threads at one scheduler: streams that are cut off, calls from inside steps, faults, loans of slots, closing."""
+"""Tests of several threads at one scheduler: abandoned streams, calls from inside steps, errors, borrowed slots, closing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_thread_that_calls_again_cuts_off_the_stream_that_it_left() -> None:
 
 
 def test_another_thread_waits_for_a_stream_that_is_left_open() -> None:
-    """It does not go on meanwhile; it ends with its reader's thread."""
+    """It does not advance meanwhile; it ends with its reader's thread."""
     on = session(1)
     stream = run_completion(on, request(1, **ENDLESS))
     order, holds, end = list[str](), threading.Event(), threading.Event()

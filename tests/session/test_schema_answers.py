@@ -1,4 +1,4 @@
-"""Answers of the embedded pair at temperature 1, bound by a schema: complete and valid within 120 tokens."""
+"""Tests of schema-constrained answers of the embedded pair at temperature 1: complete and valid within 120 tokens."""
 
 from __future__ import annotations
 

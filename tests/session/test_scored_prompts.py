@@ -1,4 +1,5 @@
-"""Prompts whose part to prefill a model chooses: order of events, chunks beside sequences, ends, and other vocabularies."""
+"""Tests of prompts whose prefilled part a model selects: order of events, chunks beside sequences, ends, and other
+vocabularies."""
 
 from __future__ import annotations
 
@@ -146,7 +147,7 @@ def test_sequences_have_their_steps_between_chunks() -> None:
     while not running.is_decoding:
         on.scheduler.iterate()
     on.engine.log.clear()
-    on.scheduler.budget.decoded(10.0, 1)  # steps are slow: room for large chunks
+    on.scheduler.budget.decoded(10.0, 1)  # steps are slow: large chunks fit
     on.scheduler.submit(scoring)
     while not scoring.ended:
         assert on.scheduler.iterate()

@@ -1,4 +1,4 @@
-"""Sessions: the order of events, cancelling, failures, boundaries, prompts that cannot be."""
+"""Tests of sessions: the order of events, cancelling, failures, boundaries, invalid prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step's report shows of its tree, and what it does not."""
+"""Tests of what a step's report shows of its tree, and what it omits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thoughts of chats: budgets that end them, what effort means, and going on within one."""
+"""Tests of thinking in chats: budgets that end it, what effort means, and continuing within one."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_batched_chats_have_budgets_of_their_own(n_ctx: int, monkeypatch: pytest
 
 
 def test_no_budget_at_all_is_a_chat_without_thinking() -> None:
-    """Where the template can leave the thought out; the session's word is for chats that say nothing."""
+    """Where the template can leave the thought out; the session's setting is the default of chats."""
     assert on().prepare(chat(reasoning_budget=0)).reasoning == "closed"
     assert on().prepare(chat(reasoning_budget=0, enable_thinking=True)).reasoning == "closed"
     quiet = on(reasoning_budget=0)

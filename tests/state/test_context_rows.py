@@ -1,4 +1,4 @@
-"""Where a draft's context keeps the tokens of several texts: of all at once as of each alone."""
+"""Tests of where a draft's context stores the tokens of several sequences: the same for all at once as for each alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def context() -> Iterator[Context]:
     device.close()
 
 
-# the first slot, the state index, the first known position, and the block's start: a text of at most 900 tokens
+# the first slot, the state index, the first known position, and the block's start: a sequence of at most 900 tokens
 sequences = st.lists(
     st.tuples(st.integers(0, 1000), st.integers(0, STATES - 1), st.integers(0, 900), st.integers(0, 900)),
     min_size=1,

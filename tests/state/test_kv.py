@@ -1,5 +1,5 @@
-"""K/V caches of layers with several row lengths: what is written is read back, unused rows cost nothing, a commit moves
-all of it."""
+"""Tests of K/V caches of layers with several row lengths: rows read back as written, unused rows cost nothing, a commit moves
+all parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches of every pair of types: rotation, what attention makes of the rows, and that moves keep every bit."""
+"""Tests of caches of every pair of types: rotation, attention over the rows, and moves that keep every bit."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_attention_against_float64(device, k):
     ids=str,
 )
 def test_long_contexts_and_wide_batches(device, pair, shape, n):
-    """More than 2,048 rows, more than 512 columns, and rows that are no whole words unless filled up."""
+    """More than 2,048 rows, more than 512 columns, and rows that are no multiple of 4 bytes unless padded."""
     heads, kv_heads, d = shape
     if device.is_gpu and d not in (64, 128, 256):
         d = 64  # there are no kernels for other heads
@@ -236,7 +236,7 @@ def test_a_column_does_not_depend_on_the_width(pair, reference):
 @pytest.mark.parametrize("name", ["CPU", "reference", *(gpu.name for gpu in GPUS)])
 @pytest.mark.parametrize("width", [32, 64, 128, 256, 512])
 def test_rotations_are_orthonormal(name, width):
-    """The fast transform and the product with the matrix do the same, and twice is once back."""
+    """The fast transform and the multiplication by its matrix do the same, and twice is once back."""
     if width == 32 and name not in ("CPU", "reference"):
         width = 64  # no transform of its own, and no attention over such heads
     device = opened(name)

@@ -1,4 +1,4 @@
-"""Masks kept on the device against masks written out in full, over random sequences of passes."""
+"""Tests of masks kept on the device against masks computed in full, over random sequences of passes."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ RING = 256
 @pytest.mark.parametrize("window", [3, 100, RING + 1 - ADVANCE - WIDTH])
 @pytest.mark.parametrize("seed", range(2))
 def test_a_ring_is_the_last_slots_of_the_mask(window, seed):
-    """Over many rounds: row r is the last slot up to the pass's end that is r modulo the ring's length. The row of a slot that no
-    column could see may say anything but that it is seen."""
+    """Past many wraps: row r is the last slot up to the pass's end that is r modulo the ring's length. The row of a slot that no
+    column could see may hold anything but visible."""
     rng = np.random.default_rng(seed)
     device = Device.cpu(1)
     mask = ResidentMask(device, WIDTH, ADVANCE, RING, window, ring=True)

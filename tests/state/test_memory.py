@@ -1,4 +1,4 @@
-"""The memory plan: which context fits, what is said when none does, and that it is what is allocated."""
+"""Tests of the memory plan: which context fits, the error when none does, and that it equals what is allocated."""
 
 from __future__ import annotations
 

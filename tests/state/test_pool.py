@@ -1,4 +1,4 @@
-"""Ranges of cache rows: disjoint, in one piece, used again once they are given back."""
+"""Tests of ranges of cache rows: disjoint, contiguous, reused once they are released."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_one_sequence_can_have_all_rows():
 
 
 def placed(pool: RowPool, lent: list[range], n: int) -> range | None:
-    """Where n rows go: the first place with as much room behind itself and the range before as there is anywhere."""
+    """Where n rows go: the first gap with as much free space after itself and the range before as there is anywhere."""
     length = UNIT * ceil(n / UNIT)
     for apart in pool.apart:
         for at in range(0, pool.n_rows - n + 1, UNIT):
@@ -64,7 +64,7 @@ def test_any_order_of_lending_and_giving_back(apart: tuple[float, ...]):
 
 @pytest.mark.parametrize(("sequences", "n_rows"), [(4, 16384), (16, 65536)])
 def test_sequences_that_grow_together_seldom_move(sequences: int, n_rows: int):
-    """From 300 to 2,000 rows by turns: each moves twice at most. Right behind each other they would by every other unit."""
+    """From 300 to 2,000 rows in alternation: each moves twice at most. Placed back to back they would at every other unit."""
     pool = RowPool(n_rows, APART)
     lent, moves = [pool.lend(300) for _ in range(sequences)], [0] * sequences
     for n in range(301, 2001):

@@ -1,4 +1,4 @@
-"""Answers bound by a schema: what the narrower schema allows, the original allows, and it comes to an end."""
+"""Tests of bounded schemas: whatever they allow, the original allows, and every answer ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def accepts(schema: Any, text: str) -> bool:
 
 
 class NoEnd(AssertionError):
-    """An answer that goes on and on."""
+    """An answer that does not end."""
 
 
 def answer(schema: Any, seed: int) -> str:
@@ -183,7 +183,7 @@ INNER = {"type": "object", "properties": {"x": {"type": "integer"}}}
             ['{"n":{"n":{}}}'],
             ['{"n":{"m":{}}}'],
         ),
-        # as pydantic writes alternatives that a field tells apart
+        # as pydantic writes tagged unions
         (
             {
                 "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
@@ -492,7 +492,7 @@ def test_any_schema_binds_or_is_an_error_by_name(schema: Any, seed: int) -> None
         text = answer(schema, seed)
     except ConfigError:
         return
-    except NoEnd:  # a string without maxLength may go on, and what a pattern wants is not met by chance
+    except NoEnd:  # a string without maxLength may continue, and what a pattern wants is not met by chance
         assert "pattern" in json.dumps(schema)
         return
     value = json.loads(text)

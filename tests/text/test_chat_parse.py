@@ -1,4 +1,4 @@
-"""The streaming parser: reasoning, text, tool calls, stop strings; whatever the pieces, the same answer."""
+"""Tests of the streaming parser: reasoning, text, tool calls, stop strings; the same answer for any chunking."""
 
 from __future__ import annotations
 

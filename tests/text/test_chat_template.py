@@ -1,4 +1,4 @@
-"""Chat templates: rendering, refusals, and one dialect of messages out of several."""
+"""Tests of chat templates: rendering, refusals, and one dialect of messages out of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer rebuilt from GGUF metadata against ids from the checkpoint's own tokenizer."""
+"""Tests of the tokenizer rebuilt from GGUF metadata against ids from the checkpoint's own tokenizer."""
 
 from __future__ import annotations
 

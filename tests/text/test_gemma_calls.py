@@ -1,4 +1,5 @@
-"""Gemma 4's calls and thoughts: read whole and in pieces, cut off, forced by a grammar, and as its template renders them."""
+"""Tests of Gemma 4's calls and thoughts: parsed whole and in pieces, cut off, forced by a grammar, and as its template renders
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars as logits processors: exact masks, exact under any order of histories, clear errors."""
+"""Tests of grammars as logits processors: exact masks for any order of histories, clear errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def texts(ids: set[int]) -> set[str]:
 
 
 def accepts(spec: GrammarSpec, text: str) -> bool:
-    """Whether every token of the text is allowed where it stands, and the end after it."""
+    """Whether every token of the text is allowed at its position, and the end after it."""
     processor = COMPILER.processor(spec, len(PROMPT))
     ids = TOKENIZER.encode(text)
     steps = all(ids[i] in allowed(processor, ids[:i]) for i in range(len(ids)))

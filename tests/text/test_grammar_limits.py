@@ -1,4 +1,4 @@
-"""What would take the grammar compiler minutes, gigabytes or its stack is refused before it is compiled."""
+"""Tests that grammars which would take the compiler minutes, gigabytes or its stack are refused before compiling."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_rules_are_followed_wherever_they_are_named(name: str, body: str, head: 
     ],
 )
 def test_the_check_itself_takes_linear_time(kind: str, piece: str) -> None:
-    """A pattern that tries its parts anew at each place would take hours here."""
+    """A pattern that tries its parts anew at each position would take hours here."""
     with contextlib.suppress(ConfigError):
         check_text(kind, "a" + piece * ((1 << 19) // len(piece) - 1))
 

@@ -1,4 +1,4 @@
-"""Harmony, the form of gpt-oss: parsed and rendered as OpenAI's own package does, token by token. 15 seconds."""
+"""Tests of harmony, the format of gpt-oss: parsed and rendered as by OpenAI's own package, token by token. 15 seconds."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_prompts_are_those_of_openai(encoding: Any, template: ChatTemplate, effo
 
 
 def test_rendering_is_that_of_transformers(template: ChatTemplate) -> None:
-    """Of messages as the template wants them, which has no place for two calls at once nor for reasoning by our name."""
+    """Of messages as the template wants them, which has neither two calls at once nor reasoning under our name."""
     reference = pytest.importorskip("transformers.utils.chat_template_utils")
     n_texts = 0
     for title, messages in CONVERSATIONS.items():

@@ -1,4 +1,4 @@
-"""Halves of surrogate pairs in JSON text, whole and as it streams in."""
+"""Tests of lone surrogates in JSON text, whole and as it streams in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabularies of Llama 2, Llama 3 and their relatives: texts and the token ids that llama.cpp's own tests expect of them."""
+"""Tests of the vocabularies of Llama 2, Llama 3 and their relatives against the token ids in llama.cpp's own tests."""
 
 from __future__ import annotations
 

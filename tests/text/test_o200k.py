@@ -1,4 +1,4 @@
-"""The tokenizer of gpt-oss against OpenAI's own. 10 seconds, most of them for its 446,189 merges."""
+"""Tests of gpt-oss's tokenizer against OpenAI's own. 10 seconds, most of them for its 446,189 merges."""
 
 from __future__ import annotations
 

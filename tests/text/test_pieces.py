@@ -1,4 +1,4 @@
-"""Long texts are tokenised in pieces: the same tokens, and given up as soon as there are too many."""
+"""Tests of tokenising long texts in pieces: the same tokens, and aborted as soon as there are too many."""
 
 from __future__ import annotations
 

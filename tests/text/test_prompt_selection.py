@@ -1,4 +1,4 @@
-"""Which part of a prompt is prefilled: what is protected, budgets, units, what is remembered, and faults of the field."""
+"""Tests of prompt selection: protected parts, budgets, units, caching, and invalid fields."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_subsequence_within_the_budget_with_all_that_is_protected(
     assert kept.endswith(text[text.rindex("<|im_start|>assistant\nRead.") :])
     again = Selector(tokenizer, Scored(seed)).select(text, ids, keep, messages)
     assert (again.ids, again.ranges) == (found.ids, found.ranges)
-    # the same where the device scores: what is open says how much it may come to
+    # the same where the device scores: a pending selection has an upper bound
     selector = ps.PromptSelector(tokenizer)
     left = selector.select(Scored.name, text, ids, keep, messages)
     if left.choice is None:

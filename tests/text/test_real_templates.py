@@ -1,4 +1,4 @@
-"""The chat templates of real models: what we render from them is what transformers renders."""
+"""Tests of real models' chat templates: we render what transformers renders."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_calls_that_the_template_renders_are_read_back() -> None:
 
 @pytest.mark.parametrize("name", LAGUNA)
 def test_the_templates_of_laguna(name: str) -> None:
-    """What they say they can; calls that they render are read back."""
+    """Their declared abilities; calls that they render are read back."""
     template = ChatTemplate(vendored(f"templates/{name}.jinja").read_text(encoding="utf-8"))
     assert template.supports_thinking and template.supports_tools and template.tool_format == "keys"
     rows = normalise_messages([ASK])

@@ -1,4 +1,4 @@
-"""The vocabulary of real Qwen3.5 models: texts and the token ids that llama.cpp's own tests expect of them."""
+"""Tests of the vocabulary of real Qwen3.5 models against the token ids in llama.cpp's own tests."""
 
 from __future__ import annotations
 

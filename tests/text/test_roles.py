@@ -1,4 +1,4 @@
-"""Roles that templates do not render: folded, turned into words of the user, and left alone where they are shown."""
+"""Tests of roles that templates do not render: folded, turned into user messages, and left alone where they are supported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash_ggml.errors import ConfigError
 from dflash_ggml.text.roles import Renders, fit
 from dflash_ggml.text.template import ChatTemplate, normalise_messages
 
-# as the published Qwen3.5 template: system only first, a user's words somewhere, and none but four roles
+# as the published Qwen3.5 template: system only first, a user message somewhere, and none but four roles
 STRICT = (
     "{%- if not messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{ raise_exception('No user query') }}{% endif %}"

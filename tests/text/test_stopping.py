@@ -1,4 +1,4 @@
-"""Stop strings against a character-by-character reference, for any chunking."""
+"""Tests of stop strings against a character-by-character reference, for any chunking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat templates come from files and requests: none takes more than its steps, its lengths and its source may have."""
+"""Tests of the limits on chat templates from files and requests: steps, lengths and source size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer: text to ids and back, streaming, what ends a generation, and vocabularies that do not fit.
+"""Tests of the tokenizer: text to ids and back, streaming, what ends a generation, and mismatched vocabularies.
 
 Vectors of an independent tokenizer are in `test_fixtures_tokenizer.py`. About 5 seconds.
 """

@@ -1,4 +1,4 @@
-"""Tool calls as models write them and as parsers are known to misread them; in any pieces, the same answer."""
+"""Tests of tool calls as models emit them and as parsers are known to misread them; the same answer for any chunking."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def keyed(name: str, *arguments: tuple[str, str]) -> str:
 
 @dataclass
 class Read:
-    """What a parser made of a text."""
+    """The result of parsing a text."""
 
     text: str = ""
     reasoning: str = ""

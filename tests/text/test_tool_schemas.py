@@ -1,4 +1,4 @@
-"""Tool schemas in every form that JSON Schema has for an argument: read, bound and read back alike."""
+"""Tests of tool schemas in every form that JSON Schema has for an argument: parsed, constrained and read back alike."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_calls_between_tags_are_held_to_the_schema(name: str, form: Any) -> None
     assert not accepts(spec, text(bad))
 
 
-# what the text between tags would not tell, or could not be held to: such tools are called by JSON
+# what text between tags cannot express or be constrained to: such tools are called by JSON
 @pytest.mark.parametrize(
     ("parameters", "good", "bad"),
     [
@@ -343,12 +343,12 @@ def test_a_reference_that_names_nothing_is_refused_by_tool_and_argument(where: A
     named = "f: n.*names no schema" if "properties" in where else "f: .*names no schema"
     with pytest.raises(ConfigError, match=rf"^tools\[0\].function.parameters: {named}"):
         checked(where)
-    # a definition that nothing refers to may say what it likes
+    # an unreferenced definition is not checked
     checked({"type": "object", "$defs": {"unused": where}})
     checked({"type": "object", "properties": {"n": {"default": {"$ref": "#/$defs/x"}}}})
 
 
-# --- what says nothing, and what cannot be expressed
+# --- keywords without effect, and unsupported ones
 
 ARRAY = {"type": "array", "items": INTEGER}
 
@@ -356,7 +356,7 @@ ARRAY = {"type": "array", "items": INTEGER}
 @pytest.mark.parametrize(
     ("schema", "left_out"),
     [
-        # says nothing
+        # has no effect
         ({"type": "object", "propertyNames": STRING, "additionalProperties": INTEGER}, []),
         ({"propertyNames": {"type": "any"}}, []),
         ({"propertyNames": {"$ref": "#/$defs/S"}, "$defs": {"S": STRING}}, []),
@@ -372,7 +372,7 @@ ARRAY = {"type": "array", "items": INTEGER}
         ({"type": "string", "pattern": None, "format": None, "enum": None}, []),
         ({"properties": {"a": {"type": "string", "required": True}}}, []),
         ({"type": "integer", "minimum": 3, "exclusiveMinimum": False}, []),
-        # another word says it
+        # another keyword covers it
         ({"propertyNames": {"enum": ["a"]}, "additionalProperties": INTEGER}, []),
         ({"propertyNames": {"type": "string", "pattern": "^a"}}, []),
         ({"unevaluatedProperties": INTEGER}, []),

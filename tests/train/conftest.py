@@ -1,4 +1,4 @@
-"""A toy target as a GGUF file and, of the same weights, as a transformers checkpoint. Needs torch."""
+"""Fixtures of a toy target as a GGUF file and, of the same weights, as a transformers checkpoint. Needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks that are trained, held to numpy in float64 and to the files that they become. 10 seconds; needs torch."""
+"""Tests of the trained networks, against numpy in float64 and the files that they become. 10 seconds; needs torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that a target writes is kept while it is written. A second; needs no torch."""
+"""Tests of a target's own text for training: saved while it is generated. A second; needs no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH = 8
 
 
 class Target:
-    """Writes its prompt's number on and on; breaks off where it is told to."""
+    """Repeats its prompt's number; fails at a given batch."""
 
     has_template = False
     sizes = TargetSizes(4, 32, 64, 300, 1e7, 1e-6, 0)

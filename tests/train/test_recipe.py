@@ -1,4 +1,4 @@
-"""What `dflash-train` does before torch is asked for: sizes, blocks, masks, texts, faults. A second; needs no torch."""
+"""Tests of `dflash-train` before torch is needed: sizes, blocks, masks, texts, errors. A second; needs no torch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_no_more_candidates_than_tokens() -> None:
 def test_a_head_that_nothing_could_use_is_not_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str | None
 ) -> None:
-    """Said before the target is opened; the folder has no weights."""
+    """Reported before the target is opened; the folder has no weights."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} if model_type else {}))
     options = ["-o", str(tmp_path / "out"), "--steps", "1", "--own-text", "1000"]
     assert main([str(tmp_path), *options, "--kind", "mtp"]) == 1

@@ -1,4 +1,5 @@
-"""`dflash-train` from beginning to end on a toy target: its own text, training, going on, converting. 10 seconds; needs torch."""
+"""Tests of `dflash-train` from beginning to end on a toy target: its own text, training, resuming, converting. 10 seconds; needs
+torch."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ def test_errors_are_one_line(
 def test_a_step_that_goes_wrong_writes_nothing(
     twins, own_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, fault, said: str
 ) -> None:
-    """The fifth of five steps, behind which no line of progress stands."""
+    """The fifth of five steps, after which no progress line is printed."""
     from dflash_ggml.train.loop import Trainer
 
     def one(self, real=Trainer.one):
