@@ -110,10 +110,10 @@ def measured(session: Session, writers: list[Writer], n: int, times: int, rng: n
 
     found, before = [], calm()
     for i in range(times + 1):
-        asked = time.perf_counter()
+        sent = time.perf_counter()
         first = first_token(session, rng.integers(10, session.engine.n_vocab, n).tolist())
-        came = asked + first
-        beside, gap = rate(writers, asked, came), max(w.gap(asked, came) for w in writers)
+        came = sent + first
+        beside, gap = rate(writers, sent, came), max(w.gap(sent, came) for w in writers)
         after = calm()
         if i:
             alone = (before[0] + after[0]) / 2

@@ -149,9 +149,11 @@ def main() -> None:
     )
     with Solo.load(config) as engine:
         for kind, name, prompt, answer in texts():
-            asked = engine.tokenizer.encode(prompt)
-            ids = [*asked, *engine.tokenizer.encode(answer)]
-            every.append((kind, name, ids, len(asked), proposals(engine, ids, len(asked), args.budget)))
+            prompt_ids = engine.tokenizer.encode(prompt)
+            ids = [*prompt_ids, *engine.tokenizer.encode(answer)]
+            every.append(
+                (kind, name, ids, len(prompt_ids), proposals(engine, ids, len(prompt_ids), args.budget))
+            )
     for source in SOURCES:
         lookup = PromptLookup(args.budget)  # rates are learned across answers, as in a session
         for kind, name, ids, n_prompt, drafted in every:

@@ -38,7 +38,7 @@ def text(rng: random.Random, n: int) -> str:
     return "\n".join(lines)
 
 
-def asked(session: Session, messages: list[dict[str, str]], **how: Any) -> tuple[float, Usage]:
+def answered(session: Session, messages: list[dict[str, str]], **how: Any) -> tuple[float, Usage]:
     """Milliseconds until the first token, or the end, of an answer of one; and what it counted."""
     request = ChatRequest(messages=messages, max_tokens=1, ignore_eos=True, **how)
     began, first, usage = time.perf_counter(), 0.0, None
@@ -97,12 +97,12 @@ def main() -> None:
                         {"role": "assistant", "content": "Read."},
                         {"role": "user", "content": "What is said of " + text(rng, 70)},
                     ]
-                    first, usage = asked(session, messages, **how)
+                    first, usage = answered(session, messages, **how)
                     messages += [
                         {"role": "assistant", "content": "x"},
                         {"role": "user", "content": text(rng, 2000)},
                     ]
-                    then, following = asked(session, messages, **how)
+                    then, following = answered(session, messages, **how)
                     kept = usage.prompt_kept_n or usage.prompt_n
                     counts = usage.prompt_n, kept, following.cached_n, following.score_ms
                     rows.append((first, usage.score_ms, then, *counts))

@@ -60,10 +60,10 @@ def cases(
     for _ in range(n):
         found = toy.texts(1, length, filler, rng, np.array([kind]))
         ids, body = found["ids"][0], length - toy.QUESTIONS * toy.QUESTION
-        asked = ids[body : body + toy.QUESTION]
+        question_ids = ids[body : body + toy.QUESTION]
         positions = [int(found["places"][0, slot]) for slot in found["asked"][0, 0] if slot >= 0]
-        answer = asked[2:3] if kind == 3 else asked[2:4]
-        yield ids[:body].tolist(), asked[:2].tolist(), answer.tolist(), positions
+        answer = question_ids[2:3] if kind == 3 else question_ids[2:4]
+        yield ids[:body].tolist(), question_ids[:2].tolist(), answer.tolist(), positions
 
 
 def examine(

@@ -276,7 +276,7 @@ def metric(url: str, pattern: str) -> float:
     return float(found.group(1)) if found else 0.0
 
 
-def asked(url: str, load: Load) -> dict[str, Any]:
+def load_results(url: str, load: Load) -> dict[str, Any]:
     """Results of a load on a running server; with the columns of a decode pass, None if the server does not report them."""
 
     def counted() -> tuple[float, float]:
@@ -301,7 +301,7 @@ def measured(name: str, command: list[str], port: int, load: Load) -> dict[str, 
     try:
         warm_up(local(port), load)
         spent, own = cpu_seconds(process.pid), time.process_time()
-        found = asked(local(port), load)
+        found = load_results(local(port), load)
         per_token = 1e3 / max(int(found["tokens"]), 1)
         row = {
             "server": name,
@@ -435,7 +435,7 @@ def main() -> int:
             command = [args.llama_server, "--port", str(other), *shlex.split(args.llama_options)]
             rows.append(measured("llama-server", command, other, load))
         for server in servers:
-            found = asked(server.url, replace(load, model=server.model))
+            found = load_results(server.url, replace(load, model=server.model))
             rows.append({"server": server.url, **found})
             print(line(rows[-1]), flush=True)
     save(

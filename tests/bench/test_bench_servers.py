@@ -235,6 +235,6 @@ def test_interrupt_does_not_wait_for_a_silent_server(stand_in: StandIn) -> None:
     server = Server(stand_in.url)
     server.open()
     stand_in.wait.clear()
-    asked = len(stand_in.asked)
+    n_requests = len(stand_in.asked)
     with pytest.raises(Interrupted):
-        ask(server, should_stop=lambda: len(stand_in.asked) > asked)
+        ask(server, should_stop=lambda: len(stand_in.asked) > n_requests)

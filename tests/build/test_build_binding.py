@@ -193,9 +193,9 @@ def test_a_buffer_takes_what_its_tensors_ask_for_in_whole_steps() -> None:
     expected = 0
     for kind, columns, rows in ((lib.GGML_TYPE_F32, 3, 5), (lib.GGML_TYPE_Q4_K, 256, 7)):
         t = lib.ggml_new_tensor_2d(context, kind, columns, rows)
-        asked = lib.ggml_backend_buft_get_alloc_size(buffer_type, t)
-        assert asked == lib.ggml_row_size(kind, columns) * rows
-        expected += -(-asked // step) * step
+        n_bytes = lib.ggml_backend_buft_get_alloc_size(buffer_type, t)
+        assert n_bytes == lib.ggml_row_size(kind, columns) * rows
+        expected += -(-n_bytes // step) * step
     assert lib.ggml_backend_alloc_ctx_tensors_from_buft_size(context, buffer_type) == expected
 
 

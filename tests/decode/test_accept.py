@@ -39,14 +39,14 @@ def choices(tree: Tree, data: st.DataObject) -> np.ndarray:
 @given(trees(), st.data())
 def test_every_token_is_the_targets_choice(tree: Tree, data: st.DataObject) -> None:
     argmax = choices(tree, data)
-    asked: list[int] = []
+    drawn: list[int] = []
 
     def choose(node: int) -> int:
-        asked.append(node)
+        drawn.append(node)
         return int(argmax[node])
 
     accepted = walk(tree, choose)
-    assert list(accepted.path) == asked, "choose is called once per visited node, in order, and nowhere else"
+    assert list(accepted.path) == drawn, "choose is called once per visited node, in order, and nowhere else"
     assert list(accepted.tokens) == [argmax[node] for node in accepted.path]
     assert accepted.path[0] == 0 and accepted.n_accepted == len(accepted.tokens) - 1
     for node, child, token in zip(accepted.path, accepted.path[1:], accepted.tokens, strict=False):

@@ -50,9 +50,9 @@ def both(
 ) -> int:
     """Draws n tokens both ways and compares; the number of times that the whole row was asked for."""
     whole, ours = (Sampler(params, len(row), processors, n_exempt=n_exempt) for _ in "ab")
-    asked = watch(ours, history, nodes)
-    assert asked is not None
-    reduced, fetched = reduced_row(row, asked), 0
+    watched = watch(ours, history, nodes)
+    assert watched is not None
+    reduced, fetched = reduced_row(row, watched), 0
     for _ in range(n):
         state = ours.rng.bit_generator.state
         token = draw(ours, reduced, history, blocks(row))
@@ -200,13 +200,13 @@ def test_bad_logits_are_left_to_the_sampler(value: float) -> None:
     row[1300] = value
     for change in ({}, {"top_k": 5}, {"temperature": 0.0, "repeat_penalty": 1.5}):
         sampler = Sampler(replace(OPEN, **change), 2000)
-        asked = watch(sampler, [1])
-        assert asked is not None
-        assert draw(sampler, reduced_row(row, asked), [1], blocks(row)) is None
+        watched = watch(sampler, [1])
+        assert watched is not None
+        assert draw(sampler, reduced_row(row, watched), [1], blocks(row)) is None
     nothing = np.full(2000, -np.inf, np.float32)
-    asked = watch(Sampler(OPEN, 2000), [1])
-    assert asked is not None
-    assert draw(Sampler(OPEN, 2000), reduced_row(nothing, asked), [1], blocks(nothing)) is None
+    watched = watch(Sampler(OPEN, 2000), [1])
+    assert watched is not None
+    assert draw(Sampler(OPEN, 2000), reduced_row(nothing, watched), [1], blocks(nothing)) is None
 
 
 def test_more_changes_than_can_be_watched() -> None:
@@ -249,9 +249,9 @@ def test_one_block_is_read_and_only_for_a_draw_from_all() -> None:
     for change, expected in (({}, 1), ({"top_k": 20}, 0)):
         read.clear()
         sampler = Sampler(replace(OPEN, **change), 3000)
-        asked = watch(sampler, ())
-        assert asked is not None
-        token = draw(sampler, reduced_row(row, asked), (), block)
+        watched = watch(sampler, ())
+        assert watched is not None
+        token = draw(sampler, reduced_row(row, watched), (), block)
         assert token is not None and len(read) == expected
         assert not read or read == [token // BLOCK]
 
@@ -265,16 +265,16 @@ def test_draws_follow_the_sampler_s_distribution(change: dict, scale: float) -> 
     row[520:1020] = -np.inf
     history, n = [3, 5, 5, 1600], 20_000
     sampler = Sampler(replace(OPEN, **change), 1700)
-    asked = watch(sampler, history)
-    assert asked is not None
-    reduced = reduced_row(row, asked)
+    watched = watch(sampler, history)
+    assert watched is not None
+    reduced = reduced_row(row, watched)
     tokens = [draw(sampler, reduced, history, blocks(row)) for _ in range(n)]
     assert None not in tokens
     assert_drawn_from(np.bincount(tokens, minlength=1700), sampler.probs(row, history))  # type: ignore[arg-type]
 
 
 def test_what_a_pass_is_asked_for() -> None:
-    def asked(change: dict, processors: Sequence = ()) -> Watch | None:
+    def watched(change: dict, processors: Sequence = ()) -> Watch | None:
         return watch(Sampler(replace(OPEN, **change), 500, processors), [9, 3, 9], [3, 40])
 
     for change, expected in (
@@ -288,19 +288,19 @@ def test_what_a_pass_is_asked_for() -> None:
         ({"repeat_penalty": 0.9, "top_k": 20}, [3, 9, 40]),
         ({"repeat_penalty": 1.1, "top_k": 20, "logit_bias": {7: 1.0}}, [3, 7, 9, 40]),
     ):
-        found = asked(change)
+        found = watched(change)
         assert found is not None and found.ids.tolist() == expected and found.temperature == 1
-    negative = asked({"temperature": -2.0})
+    negative = watched({"temperature": -2.0})
     assert negative is not None and negative.temperature == 1
-    negative = asked({"temperature": -1.0, "repeat_penalty": 1.1, "top_k": 20})
+    negative = watched({"temperature": -1.0, "repeat_penalty": 1.1, "top_k": 20})
     assert negative is not None and negative.ids.tolist() == [3, 9, 40], "top-k plays no part below 0"
-    best = asked({"temperature": 0.0, "repeat_penalty": 1.1})
+    best = watched({"temperature": 0.0, "repeat_penalty": 1.1})
     assert best is not None and len(best.ids) == 0
-    assert asked({"temperature": 0.0}) is None, "greedy: nobody needs a row"
-    assert asked({"mirostat_mode": 2}) is None
-    assert asked({}, [lambda ids, scores: scores]) is None
-    assert asked({}, [Forbid(3)]) is not None
-    assert asked({}, [Forbid(3), lambda ids, scores: scores]) is None
+    assert watched({"temperature": 0.0}) is None, "greedy: nobody needs a row"
+    assert watched({"mirostat_mode": 2}) is None
+    assert watched({}, [lambda ids, scores: scores]) is None
+    assert watched({}, [Forbid(3)]) is not None
+    assert watched({}, [Forbid(3), lambda ids, scores: scores]) is None
 
 
 def test_columns_of_a_pass() -> None:

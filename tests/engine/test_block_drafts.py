@@ -13,7 +13,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import expand, spine
 from reference import toys
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 from reference.numpy_draft import BlockDraft
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -111,15 +111,15 @@ def test_a_lattice_is_numpys(pair: Pair, n: int) -> None:
 def test_output_is_unchanged(pair: Pair, mode: str) -> None:
     """Greedy and sampled, over steps of every kind of acceptance."""
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
-        plain = text(fresh(pair.engine), max_tokens=80, mode="plain", sampling=sampling)
-        assert text(fresh(pair.engine), max_tokens=80, mode=mode, sampling=sampling) == plain
+        plain = generate(fresh(pair.engine), max_tokens=80, mode="plain", sampling=sampling)
+        assert generate(fresh(pair.engine), max_tokens=80, mode=mode, sampling=sampling) == plain
 
 
 def test_a_draft_sees_the_same_whatever_the_steps_were(pair: Pair) -> None:
     """After 40 tokens written in trees it proposes what it does after one prompt of the same tokens."""
     engine = pair.engine
     assert engine.drafter is not None
-    text(fresh(engine), max_tokens=40, mode="tree")
+    generate(fresh(engine), max_tokens=40, mode="tree")
     tokens, pending = engine.tokens, engine.pending
     stepped = engine.drafter.propose([engine.sequence], 31)[0]
     fresh(engine, tokens)
@@ -160,5 +160,5 @@ def test_quantised_weights_run(tmp_path: Path) -> None:
         target, file = toys.write_pair(tmp_path, 90, kind=toys.GGMLQuantizationType[name], **draft)
         config = EngineConfig(target, file, n_ctx=128, n_threads=1, mode="chain", calibrate="never")
         with Solo.load(replace(config, budget=8)) as engine:
-            assert len(text(fresh(engine), max_tokens=20)) == 20
+            assert len(generate(fresh(engine), max_tokens=20)) == 20
             assert engine.sequence.statistics.drafted > 0

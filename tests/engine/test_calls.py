@@ -14,7 +14,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.errors import ConfigError, DeviceError, DflashError
-from reference.engine_kit import PROMPT, Solo, fresh, sampler, steps, text
+from reference.engine_kit import PROMPT, Solo, fresh, generate, sampler, steps
 from reference.toys import write_pair
 
 
@@ -49,15 +49,15 @@ def in_a_child(work: Callable[[], bool]) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_decodes_and_so_does_its_parent(engine: Solo) -> None:
-    expected = text(fresh(engine), max_tokens=20, mode="tree")
+    expected = generate(fresh(engine), max_tokens=20, mode="tree")
 
     def work() -> bool:
-        same = text(fresh(engine), max_tokens=20, mode="tree") == expected
+        same = generate(fresh(engine), max_tokens=20, mode="tree") == expected
         engine.close()
         return same
 
     assert in_a_child(work) == 0
-    assert text(fresh(engine), max_tokens=20, mode="tree") == expected
+    assert generate(fresh(engine), max_tokens=20, mode="tree") == expected
 
 
 @pytest.mark.parametrize("bad", [-1, 64, 1 << 40])
@@ -77,7 +77,7 @@ def test_a_sampler_that_gives_no_token(engine: Solo, mode, bad: int) -> None:
         ConfigError, match=f"the sampler gave token {bad}, which is outside the vocabulary of 64"
     ):
         list(engine.generate(choose, max_tokens=40, mode=mode, keep_rows=True, stop=lambda token: False))
-    assert len(text(fresh(engine), max_tokens=5)) == 5  # it is whole
+    assert len(generate(fresh(engine), max_tokens=5)) == 5  # it is whole
 
 
 def test_closing_while_another_thread_decodes(pair: tuple[Path, Path]) -> None:
@@ -110,7 +110,7 @@ def test_two_threads(engine: Solo) -> None:
 
     def decode() -> None:
         try:
-            done.append(text(fresh(engine), max_tokens=200, mode="tree"))
+            done.append(generate(fresh(engine), max_tokens=200, mode="tree"))
         except ConfigError as error:
             errors.append(str(error))
 
@@ -143,7 +143,7 @@ def test_every_call_fails_by_name_after_closing(pair: tuple[Path, Path]) -> None
 
 @pytest.mark.parametrize("where", ["a pass", "a snapshot", "the next graph"])
 def test_memory_that_ends_is_an_error_by_name(engine: Solo, monkeypatch, where: str) -> None:
-    expected = text(fresh(engine), max_tokens=20, mode="tree")
+    expected = generate(fresh(engine), max_tokens=20, mode="tree")
 
     def none_left(*args: object, **more: object) -> None:
         raise MemoryError
@@ -163,8 +163,8 @@ def test_memory_that_ends_is_an_error_by_name(engine: Solo, monkeypatch, where: 
             )
             engine.passes.graphs.clear()
             with pytest.raises(DeviceError, match="^a generation: this process can get no more memory"):
-                text(engine, max_tokens=20, mode="tree")
-    assert text(fresh(engine), max_tokens=20, mode="tree") == expected
+                generate(engine, max_tokens=20, mode="tree")
+    assert generate(fresh(engine), max_tokens=20, mode="tree") == expected
 
 
 def test_memory_that_ends_while_loading(pair: tuple[Path, Path], monkeypatch) -> None:

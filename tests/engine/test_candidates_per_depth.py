@@ -18,16 +18,16 @@ from reference.engine_kit import Solo
 
 
 @pytest.mark.parametrize(
-    ("budget", "asked", "n"), [(1, None, 8), (15, None, 8), (16, None, 16), (256, None, 16), (7, 3, 3), (63, 5, 5)]
+    ("budget", "option", "n"), [(1, None, 8), (15, None, 8), (16, None, 16), (256, None, 16), (7, 3, 3), (63, 5, 5)]
 )  # fmt: skip
-def test_by_budget_unless_named(budget: int, asked: int | None, n: int) -> None:
-    assert EngineConfig(Path("x"), budget=budget, candidates=asked).n_candidates == n
+def test_by_budget_unless_named(budget: int, option: int | None, n: int) -> None:
+    assert EngineConfig(Path("x"), budget=budget, candidates=option).n_candidates == n
 
 
-@pytest.mark.parametrize("asked", [0, 65, "8", 1.5])
-def test_what_is_no_number_of_candidates(asked: object) -> None:
+@pytest.mark.parametrize("option", [0, 65, "8", 1.5])
+def test_what_is_no_number_of_candidates(option: object) -> None:
     with pytest.raises(ConfigError, match="candidates: .* is outside 1..64"):
-        EngineConfig(Path("x"), candidates=asked)  # type: ignore[arg-type]
+        EngineConfig(Path("x"), candidates=option)  # type: ignore[arg-type]
 
 
 def test_every_face_can_name_them(toy_pair: tuple[Path, Path]) -> None:
@@ -41,9 +41,9 @@ def test_every_face_can_name_them(toy_pair: tuple[Path, Path]) -> None:
 
 def test_the_draft_proposes_that_many_and_output_is_unchanged(toy_pair: tuple[Path, Path]) -> None:
     outputs = set()
-    for budget, asked, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
+    for budget, option, n in ((31, None, 16), (15, None, 8), (31, 1, 1), (31, 64, 64)):
         base = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, mode="tree", reference=True)
-        config = replace(base, budget=budget, candidates=asked, type_k="f32", type_v="f32")
+        config = replace(base, budget=budget, candidates=option, type_k="f32", type_v="f32")
         with Solo.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5])
             sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
@@ -57,8 +57,8 @@ def test_the_draft_proposes_that_many_and_output_is_unchanged(toy_pair: tuple[Pa
 
 def test_a_selector_gives_as_many_as_it_was_trained_for_unless_named(tmp_path: Path) -> None:
     pair = toys.write_pair(tmp_path, 7, draft="dflash2")
-    for asked, n in ((None, 6), (3, 3), (9, 9)):
-        config = EngineConfig(*pair, n_ctx=256, n_threads=1, candidates=asked, calibrate="never")
+    for option, n in ((None, 6), (3, 3), (9, 9)):
+        config = EngineConfig(*pair, n_ctx=256, n_threads=1, candidates=option, calibrate="never")
         with Solo.load(config) as engine:
             engine.prefill([3, 1, 4, 1, 5])
             engine.sequence.pending = 9

@@ -22,7 +22,7 @@ from dflash_ggml.ggml.weights import Source
 from dflash_ggml.models.registry import read_target
 from reference import toys
 from reference.checkpoints import write_checkpoint
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 from reference.tiny_models import bf16
 
 
@@ -88,7 +88,7 @@ def test_a_draft_gets_smaller_and_drafts(pair: tuple[Path, Path], name: str) -> 
     sizes, outputs = [], []
     for type_ in (None, name):
         with Solo.load(replace(config, draft_type=type_)) as engine:
-            outputs.append(text(fresh(engine), max_tokens=30))
+            outputs.append(generate(fresh(engine), max_tokens=30))
             sizes.append(engine.nbytes["draft weights"])
     assert outputs[0] == outputs[1]
     assert sizes[1] < {"q8_0": 0.62, "q4_k": 0.45}[name] * sizes[0]

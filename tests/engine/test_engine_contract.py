@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError
-from reference.engine_kit import PROMPT, fresh, sampler, steps, text
+from reference.engine_kit import PROMPT, fresh, generate, sampler, steps
 
 MODES = [None, "auto", "plain", "chain", "tree"]
 ANY = {"plain", "tree"}
@@ -40,13 +40,13 @@ def test_prefill_reports_every_row(contracted: Any) -> None:
     ids, rows, alone = [i % 50 for i in range(40)], [], []
     contracted.prefill(ids[:3])
     contracted.prefill(ids[3:], take_row=rows.append)
-    tokens = text(contracted, max_tokens=8)
+    tokens = generate(contracted, max_tokens=8)
     contracted.reset()
     for token in ids:
         contracted.prefill([token])
         alone.append(contracted.logits.copy())
     np.testing.assert_allclose(rows, alone[3:], atol=2e-4)
-    assert text(contracted, max_tokens=8) == tokens
+    assert generate(contracted, max_tokens=8) == tokens
 
 
 def test_tokens_are_a_copy(contracted: Any) -> None:
@@ -101,7 +101,7 @@ def test_prefill_can_be_stopped_between_batches(contracted: Any, batches: int) -
 
 
 def test_prefill_drops_the_pending_token(contracted: Any) -> None:
-    tokens = text(fresh(contracted), max_tokens=6)
+    tokens = generate(fresh(contracted), max_tokens=6)
     contracted.prefill([2])
     assert contracted.tokens == [*PROMPT, *tokens[:-1], 2] and contracted.pending is None
 
@@ -126,7 +126,7 @@ def test_options_that_do_not_fit_are_refused_before_work(
     with pytest.raises(ConfigError, match=words):
         next(steps(contracted, **options))
     assert contracted.tokens == PROMPT and contracted.pending is None
-    assert len(text(contracted, max_tokens=4)) == 4
+    assert len(generate(contracted, max_tokens=4)) == 4
 
 
 @pytest.mark.parametrize("mode", ["chain", "tree"])
@@ -143,7 +143,7 @@ def test_modes_that_need_a_draft(make_engine: Any, mode: str) -> None:
 def test_generate_needs_logits(contracted: Any) -> None:
     with pytest.raises(ConfigError, match="no logits: call prefill first"):
         next(steps(contracted))
-    text(fresh(contracted), max_tokens=3)
+    generate(fresh(contracted), max_tokens=3)
     with pytest.raises(ConfigError, match="no logits: call prefill first"):
         next(steps(contracted))
 
@@ -187,32 +187,32 @@ def test_the_shape_of_steps(contracted: Any, mode: Any) -> None:
 
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "sampled"])
 def test_output_is_the_same_in_every_mode(contracted: Any, sampling: dict[str, Any]) -> None:
-    tokens = text(fresh(contracted), max_tokens=60, mode="plain", sampling=sampling)
+    tokens = generate(fresh(contracted), max_tokens=60, mode="plain", sampling=sampling)
     for mode in MODES:
-        assert text(fresh(contracted), max_tokens=60, mode=mode, sampling=sampling) == tokens
-    assert text(fresh(contracted), max_tokens=60, budget=3, sampling=sampling) == tokens
+        assert generate(fresh(contracted), max_tokens=60, mode=mode, sampling=sampling) == tokens
+    assert generate(fresh(contracted), max_tokens=60, budget=3, sampling=sampling) == tokens
     assert len(set(tokens)) > 1
 
 
 def test_seeds_differ(contracted: Any) -> None:
     tokens = [
-        text(fresh(contracted), max_tokens=30, sampling={"temperature": 1.5, "seed": s}) for s in range(3)
+        generate(fresh(contracted), max_tokens=30, sampling={"temperature": 1.5, "seed": s}) for s in range(3)
     ]
     assert tokens[0] != tokens[1] != tokens[2]
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_a_stop_inside_a_step(contracted: Any, mode: str) -> None:
-    tokens = text(fresh(contracted), max_tokens=20)
+    tokens = generate(fresh(contracted), max_tokens=20)
     for n in range(1, 12):
-        asked: list[int] = []
+        seen: list[int] = []
 
-        def stop(token: int, asked: list[int] = asked, n: int = n) -> bool:
-            asked.append(token)
-            return len(asked) == n
+        def stop(token: int, seen: list[int] = seen, n: int = n) -> bool:
+            seen.append(token)
+            return len(seen) == n
 
         found = list(steps(fresh(contracted), stop=stop, mode=mode))
-        assert [t for step in found for t in step.tokens] == asked == tokens[:n]
+        assert [t for step in found for t in step.tokens] == seen == tokens[:n]
         assert [step.finish for step in found] == [None] * (len(found) - 1) + ["stop"]
         assert contracted.tokens == [*PROMPT, *tokens[: n - 1]] and contracted.pending == tokens[n - 1]
 
@@ -241,7 +241,7 @@ def test_what_has_ended_is_not_cancelled(contracted: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_closing_the_generator_keeps_the_state(contracted: Any, mode: str) -> None:
-    tokens = text(fresh(contracted), max_tokens=50)
+    tokens = generate(fresh(contracted), max_tokens=50)
     running = steps(fresh(contracted), mode=mode)
     first = [t for _ in range(4) for t in next(running).tokens]
     running.close()
@@ -250,7 +250,7 @@ def test_closing_the_generator_keeps_the_state(contracted: Any, mode: str) -> No
         and contracted.pending == first[-1] == tokens[len(first) - 1]
     )
     contracted.prefill([contracted.pending])
-    assert first + text(contracted, max_tokens=50 - len(first)) == tokens
+    assert first + generate(contracted, max_tokens=50 - len(first)) == tokens
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -283,7 +283,7 @@ def test_the_sampler_sees_the_true_history(contracted: Any, mode: str) -> None:
         return scores
 
     contracted.prefill(PROMPT)
-    tokens = text(contracted, mode=mode, max_tokens=30, processors=[look], sampling=SEEDED)
+    tokens = generate(contracted, mode=mode, max_tokens=30, processors=[look], sampling=SEEDED)
     assert seen == [PROMPT + tokens[:n] for n in range(30)]
 
 
@@ -297,7 +297,7 @@ def test_a_sampler_that_raises_leaves_the_state_whole(contracted: Any, mode: str
             raise RuntimeError("mine")
         return scores
 
-    tokens = text(fresh(contracted), max_tokens=40)
+    tokens = generate(fresh(contracted), max_tokens=40)
     running, heard = steps(fresh(contracted), mode=mode, processors=[fail]), []
     with pytest.raises(RuntimeError, match="mine"):
         for step in running:
@@ -305,7 +305,7 @@ def test_a_sampler_that_raises_leaves_the_state_whole(contracted: Any, mode: str
     open_end = [] if contracted.pending is None else [contracted.pending]
     assert contracted.tokens + open_end == [*PROMPT, *heard] and heard == tokens[: len(heard)]
     contracted.prefill(tokens[len(contracted.tokens) - len(PROMPT) : 20])
-    assert text(contracted, max_tokens=20) == tokens[20:]
+    assert generate(contracted, max_tokens=20) == tokens[20:]
 
 
 # --- an interrupt inside a pass
@@ -315,7 +315,7 @@ def test_a_sampler_that_raises_leaves_the_state_whole(contracted: Any, mode: str
 def test_an_interrupt_inside_a_pass_asks_for_a_reset(
     contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any, while_: str
 ) -> None:
-    tokens = text(fresh(contracted), max_tokens=20)
+    tokens = generate(fresh(contracted), max_tokens=20)
     running = steps(fresh(contracted), mode="plain")
     if while_ == "generate":
         next(running)
@@ -326,4 +326,4 @@ def test_an_interrupt_inside_a_pass_asks_for_a_reset(
     for call in (lambda: contracted.prefill([1]), lambda: next(steps(contracted)), contracted.snapshot):
         with pytest.raises(DeviceError, match=r"inconsistent .* call reset\(\)"):
             call()
-    assert text(fresh(contracted), max_tokens=20) == tokens
+    assert generate(fresh(contracted), max_tokens=20) == tokens

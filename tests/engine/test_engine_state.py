@@ -191,11 +191,11 @@ def test_the_limit_does_not_change_the_output(toy_pair):
 
 def test_cancel_keeps_the_state_usable(engine):
     engine.prefill([1, 2, 3])
-    asked = []
+    seen = []
 
     def should_stop() -> bool:
-        asked.append(1)
-        return len(asked) == 4
+        seen.append(1)
+        return len(seen) == 4
 
     sampler = Sampler(GREEDY, engine.n_vocab)
     steps = list(engine.generate(sampler, stop=lambda t: False, should_stop=should_stop))

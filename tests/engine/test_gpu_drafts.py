@@ -13,7 +13,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.tree import spine
 from dflash_ggml.ggml.device import list_devices
 from reference import toys
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -85,9 +85,9 @@ def test_lattices_and_outputs(pair: tuple[Solo, Solo, float]) -> None:
         assert len(shared[0]) >= a.ids.shape[1] // 2
     chain = spine(7, b, len(b.ids)).tokens
     assert len(chain) == len(b.ids) + 1
-    plain = text(fresh(gpu, ids), max_tokens=60, mode="plain")
+    plain = generate(fresh(gpu, ids), max_tokens=60, mode="plain")
     for mode in ("chain", "tree"):
-        tokens = text(fresh(gpu, ids), max_tokens=60, mode=mode)
+        tokens = generate(fresh(gpu, ids), max_tokens=60, mode=mode)
         assert len(tokens) == 60
         assert tolerance > 0.2 or tokens[:5] == plain[:5]
     assert gpu.sequence.statistics.drafted > 0
@@ -95,7 +95,7 @@ def test_lattices_and_outputs(pair: tuple[Solo, Solo, float]) -> None:
 
 def test_graphs_are_built_once(pair: tuple[Solo, Solo, float]) -> None:
     _, gpu, _ = pair
-    text(fresh(gpu, [5] * 40), max_tokens=40, mode="tree")
+    generate(fresh(gpu, [5] * 40), max_tokens=40, mode="tree")
     built = gpu.run_counts()["graphs"]
-    text(fresh(gpu, [9] * 40), max_tokens=40, mode="tree")
+    generate(fresh(gpu, [9] * 40), max_tokens=40, mode="tree")
     assert gpu.run_counts()["graphs"] <= built + 2  # paths of other lengths

@@ -12,7 +12,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import list_devices
 from reference import toys
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -75,15 +75,15 @@ def test_modes(pair: tuple[Solo, Solo, float]) -> None:
     """Trees of every width start like plain decoding; draft and target have accepted tokens, and graphs are built once."""
     _, gpu, _ = pair
     ids = np.random.default_rng(1).integers(0, gpu.n_vocab - 4, 60).tolist()
-    plain = text(fresh(gpu, ids), max_tokens=48, mode="plain")
+    plain = generate(fresh(gpu, ids), max_tokens=48, mode="plain")
     same = 0
     for budget in (1, 7, 15, 31):
-        tokens = text(fresh(gpu, ids), max_tokens=48, mode="tree", budget=budget)
+        tokens = generate(fresh(gpu, ids), max_tokens=48, mode="tree", budget=budget)
         same += tokens[:6] == plain[:6]
         assert len(tokens) == 48
     assert same >= 2
     built = gpu.run_counts()["graphs"]
-    text(fresh(gpu, ids[::-1]), max_tokens=48, mode="tree", budget=31)
+    generate(fresh(gpu, ids[::-1]), max_tokens=48, mode="tree", budget=31)
     assert gpu.run_counts()["graphs"] <= built + 3  # paths of other lengths
 
 

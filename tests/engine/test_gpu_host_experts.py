@@ -16,7 +16,7 @@ from dflash_ggml.engine.memory_planner import DRIVER
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.models.experts import LENT
 from dflash_ggml.state.memory import MARGIN
-from reference.engine_kit import Solo, fresh, logits_batched, steps, text
+from reference.engine_kit import Solo, fresh, generate, logits_batched, steps
 from reference.toys import MOE_VARIANTS, write_pair
 
 GPUS = [d for d in list_devices() if d.is_gpu]
@@ -82,7 +82,7 @@ def test_prompts_and_outputs(config, whole, layers, capsys) -> None:
             compare(rows, rows_of(whole, [*PROMPT[:40], *tokens])[39:-1])
         snapshot = fresh(engine, PROMPT).snapshot(True)
         row = engine.logits.copy()
-        text(engine, max_tokens=20, mode="tree")
+        generate(engine, max_tokens=20, mode="tree")
         engine.restore(snapshot)
         np.testing.assert_array_equal(engine.logits, row)
     usual, worst = [float(np.quantile(x, 0.75)) for x in off], [float(x.max()) for x in off]
@@ -129,4 +129,4 @@ def test_what_does_not_fit_is_kept_by_the_host(config, caplog) -> None:
     with Solo.load(replace(base, gpu_memory=limit)) as engine:
         assert engine.memory.kept is not None and 1 <= engine.memory.kept.layers < 4
         assert "does not fit the GPU" in caplog.text
-        assert len(text(fresh(engine), max_tokens=20, mode="tree")) == 20
+        assert len(generate(fresh(engine), max_tokens=20, mode="tree")) == 20

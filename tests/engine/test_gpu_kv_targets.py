@@ -13,7 +13,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
-from reference.engine_kit import Solo, foretold, fresh, steps
+from reference.engine_kit import Solo, force_draft, fresh, steps
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -146,7 +146,7 @@ def test_what_is_written(pair: tuple[Solo, Solo, float], mode: Any) -> None:
     """The rows behind written tokens are those of the CPU that reads the same text; accepted rows of trees move."""
     cpu, gpu, most = pair
     output = [token for step in steps(fresh(gpu, IDS), max_tokens=80, mode="plain") for token in step.tokens]
-    foretold(gpu, output, len(IDS))
+    force_draft(gpu, output, len(IDS))
     try:
         found = list(steps(fresh(gpu, IDS), max_tokens=80, mode=mode, keep_rows=True))
     finally:

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import list_devices
-from reference.engine_kit import Solo, fresh, logits_batched, text
+from reference.engine_kit import Solo, fresh, generate, logits_batched
 from reference.toys import write_pair
 
 GPUS = [d.name for d in list_devices() if d.is_gpu]
@@ -55,13 +55,13 @@ def test_two_give_what_one_gives(config, one: Solo, way: str) -> None:
             rows = [fresh(engine, ids).logits.copy() for engine in (one, two)]
             np.testing.assert_allclose(*rows, rtol=0, atol=1e-3 * rows[0].std())
         for mode in ("plain", "chain", "tree"):
-            a, b = (text(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in (one, two))
+            a, b = (generate(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in (one, two))
             assert a == b
         snapshot = fresh(two, PROMPT).snapshot(True)
-        tokens = text(two, max_tokens=20, mode="tree")
+        tokens = generate(two, max_tokens=20, mode="tree")
         one.reset()
         one.restore(snapshot)
-        assert text(one, max_tokens=20, mode="tree") == tokens
+        assert generate(one, max_tokens=20, mode="tree") == tokens
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -91,7 +91,7 @@ def test_the_plan_is_exact(config, way: str) -> None:
 def test_graphs_are_few_and_no_pass_waits(config) -> None:
     """A part a device in a plain pass, and what crosses is copied from one GPU to the other."""
     with Solo.load(replace(config, draft=None, spec=(), **WAYS["layers"])) as two:
-        text(fresh(two, PROMPT), max_tokens=4, mode="plain")
+        generate(fresh(two, PROMPT), max_tokens=4, mode="plain")
         waits: list[int] = []
         for side in two.device.sides:
             finish = side.finish

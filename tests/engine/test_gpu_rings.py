@@ -13,7 +13,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import list_devices
 from reference import kv_toys
-from reference.engine_kit import Solo, foretold, fresh, logits_batched, steps
+from reference.engine_kit import Solo, force_draft, fresh, logits_batched, steps
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
@@ -87,7 +87,7 @@ def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
     output = [
         token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
     ]
-    foretold(gpu, output, 700)
+    force_draft(gpu, output, 700)
     found = list(steps(fresh(gpu, IDS[:700]), max_tokens=300, mode=mode, keep_rows=True))
     tokens = [token for step in found for token in step.tokens]
     rows = np.stack([row for step in found for row in step.rows or ()])

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.ggml.device import F32, list_devices
 from dflash_ggml.models.qwen35 import Qwen35
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 from reference.toys import write_pair
 
 GPUS = [d.name for d in list_devices() if d.name.startswith("CUDA")]
@@ -53,7 +53,7 @@ def test_two_give_what_one_gives(engines: tuple[Solo, Solo]) -> None:
         rows = [fresh(engine, ids).logits.copy() for engine in engines]
         np.testing.assert_allclose(*rows, rtol=0, atol=0.05 * rows[0].std())
     for mode in MODES:
-        a, b = (text(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in engines)
+        a, b = (generate(fresh(engine, PROMPT), max_tokens=60, mode=mode) for engine in engines)
         assert a[:8] == b[:8] or rounds(engines)
 
 
@@ -61,12 +61,12 @@ def test_repeated_runs_are_identical(engines: tuple[Solo, Solo]) -> None:
     """With new graphs, captured ones, and after a snapshot was put back. Trees follow what was learned of the draft: other widths
     round otherwise."""
     two = engines[1]
-    outputs = [text(fresh(two, PROMPT), max_tokens=60, mode="plain") for _ in range(4)]
+    outputs = [generate(fresh(two, PROMPT), max_tokens=60, mode="plain") for _ in range(4)]
     assert outputs == outputs[:1] * 4
     snapshot = fresh(two, PROMPT).snapshot(True)
     two.reset()
     two.restore(snapshot)
-    assert text(two, max_tokens=60, mode="plain") == outputs[0]
+    assert generate(two, max_tokens=60, mode="plain") == outputs[0]
 
 
 def test_the_plan_is_exact(engines: tuple[Solo, Solo]) -> None:
@@ -89,7 +89,7 @@ def test_both_end_with_the_same_bits(engines: tuple[Solo, Solo], monkeypatch: py
     two = engines[1]
     two.passes.graphs.clear()
     for mode in MODES:
-        text(fresh(two, PROMPT), max_tokens=20, mode=mode)
+        generate(fresh(two, PROMPT), max_tokens=20, mode=mode)
     compared = [graph for _, graph in two.passes.graphs if "x1" in graph.outputs]
     assert len(compared) >= 3
     for graph in compared:

@@ -12,7 +12,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.errors import ConfigError, ContextOverflowError
 from fixtures import hf_layout
 from reference import toys
-from reference.engine_kit import PROMPT, Solo, fresh, steps, text
+from reference.engine_kit import PROMPT, Solo, fresh, generate, steps
 
 
 def states_of(engine: Any, ids: list[int], should_stop: Any = None) -> Any:
@@ -53,7 +53,7 @@ def test_one_input_has_one_result(contracted: Any) -> None:
 @pytest.mark.parametrize("n", [5, 60, 120])
 def test_the_sequence_goes_on_as_if_nothing_had_been(contracted: Any, n: int) -> None:
     """Also where the context cannot hold both, and rows must be moved out of the way (128 tokens)."""
-    tokens = text(fresh(contracted, OTHER), max_tokens=20)
+    tokens = generate(fresh(contracted, OTHER), max_tokens=20)
     fresh(contracted, OTHER[:30])
     states_of(contracted, [i % 40 for i in range(n)])
     assert contracted.tokens == OTHER[:30]
@@ -61,7 +61,7 @@ def test_the_sequence_goes_on_as_if_nothing_had_been(contracted: Any, n: int) ->
     row = contracted.logits.copy()
     states_of(contracted, [i % 40 for i in range(n)])
     assert np.array_equal(contracted.logits, row)
-    assert text(contracted, max_tokens=20) == tokens
+    assert generate(contracted, max_tokens=20) == tokens
 
 
 @pytest.mark.parametrize("n", [30, 110])
@@ -69,7 +69,7 @@ def test_snapshots_without_rows_stay_good(contracted: Any, n: int) -> None:
     fresh(contracted, OTHER[:20])
     short = contracted.snapshot(with_rows=False)
     contracted.prefill(OTHER[20:])
-    tokens = text(contracted, max_tokens=12)
+    tokens = generate(contracted, max_tokens=12)
     fresh(contracted, OTHER)
     contracted.restore(short)
     long_gone = contracted.snapshot(with_rows=False)
@@ -77,7 +77,7 @@ def test_snapshots_without_rows_stay_good(contracted: Any, n: int) -> None:
     assert contracted.can_restore(short) and contracted.can_restore(long_gone)
     contracted.restore(short)
     contracted.prefill(OTHER[20:])
-    assert text(contracted, max_tokens=12) == tokens
+    assert generate(contracted, max_tokens=12) == tokens
 
 
 def test_what_cannot_be_is_refused(contracted: Any) -> None:

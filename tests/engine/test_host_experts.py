@@ -22,7 +22,7 @@ from dflash_ggml.ggml.device import Device
 from dflash_ggml.models import experts
 from dflash_ggml.models.registry import read_target
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
-from reference.engine_kit import EXACT, Solo, fresh, steps, text
+from reference.engine_kit import EXACT, Solo, fresh, generate, steps
 from reference.toys import MOE_VARIANTS, write_pair
 
 SIZES = MOE_VARIANTS[21]
@@ -67,28 +67,30 @@ def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> N
             rows = [fresh(e, ids).logits.copy() for e in (undivided, engine)]
             np.testing.assert_array_equal(*rows)
         for mode in ("plain", "chain", "tree"):
-            assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == text(
+            assert generate(fresh(engine, LONG), max_tokens=60, mode=mode) == generate(
                 fresh(undivided, LONG), max_tokens=60, mode=mode
             )
         sampling = {"temperature": 1.0, "seed": 5}
-        drawn = [text(fresh(e), max_tokens=60, mode="tree", sampling=sampling) for e in (engine, undivided)]
+        drawn = [
+            generate(fresh(e), max_tokens=60, mode="tree", sampling=sampling) for e in (engine, undivided)
+        ]
         assert drawn[0] == drawn[1]
         assert any(
             step.path != tuple(range(len(step.path)))
             for step in steps(fresh(engine), max_tokens=60, mode="tree", sampling=sampling)
         )
         snapshot = fresh(engine, LONG).snapshot(True)
-        tokens = text(engine, max_tokens=30, mode="tree")
+        tokens = generate(engine, max_tokens=30, mode="tree")
         engine.reset()
         engine.restore(snapshot)
-        assert text(engine, max_tokens=30, mode="plain") == tokens
+        assert generate(engine, max_tokens=30, mode="plain") == tokens
 
 
 def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
     """In a pass the host computes once for each of them; a device alone runs whole graphs."""
     for layers in (0, 2):
         with Solo.load(replace(config, draft=None, n_cpu_moe=layers)) as engine:
-            tokens, parts = text(fresh(engine), max_tokens=3, mode="plain"), []
+            tokens, parts = generate(fresh(engine), max_tokens=3, mode="plain"), []
             assert all((graph._split is not None) == bool(layers) for _, graph in engine.passes.graphs)
             if engine.device.host is not None:
                 compute = engine.device.host.compute
@@ -121,7 +123,7 @@ def test_without_memory_the_file_is_read(divided, undivided, config, monkeypatch
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.is_short
         assert "read from the file as they are needed" in caplog.text
-        assert text(fresh(engine, LONG), max_tokens=30, mode="tree") == text(
+        assert generate(fresh(engine, LONG), max_tokens=30, mode="tree") == generate(
             fresh(undivided, LONG), max_tokens=30, mode="tree"
         )
 
@@ -143,7 +145,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
     with Solo.load(config) as engine:
         assert engine.memory.kept is not None and engine.memory.kept.layers == layers
         assert caplog.text.count("does not fit the GPU") == 1
-        assert len(text(fresh(engine), max_tokens=5)) == 5
+        assert len(generate(fresh(engine), max_tokens=5)) == 5
     for few in range(layers):
         with pytest.raises(
             DeviceError, match=rf"it fits with the experts of {layers} layers.*--n-cpu-moe {layers}\)"
@@ -194,7 +196,7 @@ def test_on_the_cpu_alone_nothing_is_divided(config) -> None:
 
 def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypatch) -> None:
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS, draft=None)) as engine:
-        tokens = text(fresh(engine), max_tokens=10, mode="plain")
+        tokens = generate(fresh(engine), max_tokens=10, mode="plain")
         host: Any = engine.device.host
         compute = host.compute
         calls: list[int] = []
@@ -205,9 +207,9 @@ def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypat
 
         monkeypatch.setattr(host, "compute", broken)
         with pytest.raises(DeviceError, match="status -1"):
-            text(fresh(engine), max_tokens=10, mode="plain")
+            generate(fresh(engine), max_tokens=10, mode="plain")
         monkeypatch.setattr(host, "compute", compute)
-        assert text(fresh(engine), max_tokens=10, mode="plain") == tokens
+        assert generate(fresh(engine), max_tokens=10, mode="plain") == tokens
 
 
 def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:

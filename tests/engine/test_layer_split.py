@@ -20,7 +20,7 @@ from dflash_ggml.session import disk_cache
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
 from reference import kv_toys, toys
-from reference.engine_kit import EXACT, Solo, fresh, logits_batched, steps, text
+from reference.engine_kit import EXACT, Solo, fresh, generate, logits_batched, steps
 
 LONG = [i % 50 for i in range(45)]
 TWO: dict[str, Any] = {"device": ("CPU", "CPU")}
@@ -90,7 +90,8 @@ def test_outputs_and_logits_are_bitwise_those_of_one_device(engines: tuple[Solo,
     for mode in modes(engines[0]):
         for sampling in ({}, {"temperature": 1.0, "seed": 5}):
             a, b = (
-                text(fresh(engine, LONG), max_tokens=40, mode=mode, sampling=sampling) for engine in engines
+                generate(fresh(engine, LONG), max_tokens=40, mode=mode, sampling=sampling)
+                for engine in engines
             )
             assert a == b
 
@@ -131,13 +132,13 @@ def test_snapshots_go_back_and_from_one_to_the_other(engines: tuple[Solo, Solo])
     for blocks in zip(*(snapshot.rows or () for snapshot in snapshots), strict=True):
         for a, b in zip(*(block.parts for block in blocks), strict=True):
             np.testing.assert_array_equal(a, b)
-    tokens = text(one, max_tokens=20, mode=last)
+    tokens = generate(one, max_tokens=20, mode=last)
     for snapshot in snapshots:
         for engine in engines:
             engine.reset()
             engine.prefill(LONG[:3])
             engine.restore(snapshot)
-            assert text(engine, max_tokens=20, mode=last) == tokens
+            assert generate(engine, max_tokens=20, mode=last) == tokens
     assert state_identity(one)[-1] == state_identity(several)[-1], "a disk cache serves both"
     with_rows = fresh(several, LONG).completed(several.snapshot(False))
     assert [block.n_tokens for block in with_rows.rows or ()] == [b.n_tokens for b in snapshots[1].rows or ()]
@@ -196,7 +197,7 @@ def test_a_disk_cache_goes_from_two_devices_to_one(tmp_path: Path, monkeypatch: 
                 assert kept is not None and list(kept.tokens) == LONG
                 engine.restore(kept)
             cache.close()
-            found.append(text(engine, max_tokens=20, mode="tree"))
+            found.append(generate(engine, max_tokens=20, mode="tree"))
     assert found[0] == found[1]
 
 
@@ -204,21 +205,21 @@ def test_a_side_is_run_once_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """However many layers and taps are there: each further one would be another graph for a GPU to replay."""
     config = config_of(tmp_path, "dflash on three")
     with Solo.load(replace(config, tensor_split=(1.0, 1.0, 1.0), **THREE)) as engine:
-        asked: list[int] = []
+        calls: list[int] = []
         for side in engine.device.sides:
             compute = side.compute
             monkeypatch.setattr(
-                side, "compute", lambda part, i=side.index, f=compute: asked.append(i) or f(part)
+                side, "compute", lambda part, i=side.index, f=compute: calls.append(i) or f(part)
             )
         fresh(engine, LONG[:1])
-        assert asked == [0, 1, 2]
+        assert calls == [0, 1, 2]
         layers = engine.passes.placement.layers
         assert sorted(layers) == list(layers) and set(layers) == {0, 1, 2}
 
 
 def test_one_device_has_graphs_that_nothing_divides(tmp_path: Path) -> None:
     with Solo.load(config_of(tmp_path, "dflash on two")) as engine:
-        text(fresh(engine, LONG), max_tokens=9, mode="tree")
+        generate(fresh(engine, LONG), max_tokens=9, mode="tree")
         assert all(graph._split is None for _, graph in engine.passes.graphs)
         assert engine.memory.beside == () and engine.passes.placement == Placement()
 
@@ -228,13 +229,13 @@ def test_layers_go_where_memory_is_free(tmp_path: Path, monkeypatch: pytest.Monk
     config = replace(config_of(tmp_path, "dflash on two"), draft=None, spec=())
     monkeypatch.setattr(memory_planner, "has_own_memory", lambda device: True)
     with Solo.load(config) as engine:
-        tokens, needed = text(fresh(engine, LONG), max_tokens=9, mode="plain"), engine.memory.total
+        tokens, needed = generate(fresh(engine, LONG), max_tokens=9, mode="plain"), engine.memory.total
         weights = engine.memory.parts["target weights"]
     room = needed + MARGIN - weights // 4
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: 2 * room)
     with Solo.load(replace(config, **TWO)) as engine:
         assert all(plan.fits for plan in engine.memory.devices)
-        assert text(fresh(engine, LONG), max_tokens=9, mode="plain") == tokens
+        assert generate(fresh(engine, LONG), max_tokens=9, mode="plain") == tokens
         shares = [plan.parts["target weights"] for plan in engine.memory.devices]
         assert sum(shares) == weights and max(shares) < 0.8 * weights
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)

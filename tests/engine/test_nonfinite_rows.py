@@ -26,7 +26,7 @@ from dflash_ggml.engine.step import Step
 from dflash_ggml.errors import DeviceError, NonFiniteError
 from dflash_ggml.ggml.device import F16, F32, list_devices
 from reference import kv_toys, toys
-from reference.engine_kit import Solo, sampler, text
+from reference.engine_kit import Solo, generate, sampler
 
 BAD = 61  # <|im_start|>, which the toys never write
 TYPES = ("type_k", "type_v", "draft_type_k", "draft_type_v")
@@ -88,7 +88,7 @@ def load(pair: tuple[Path, Path], device: str = "cpu", **options: Any) -> Solo:
     return found
 
 
-def without_numbers(engine: Solo) -> list[int]:
+def nonfinite(engine: Solo) -> list[int]:
     """Rows of the caches, and of the draft's rings, in which there is NaN or infinity."""
     caches = [(t, engine.passes.n_rows) for t in (*engine.passes.state.kv.slices, *engine.drafter.rows)]
     caches += [(t, n * engine.parallel) for t, n, *_ in engine.drafter.rings]
@@ -156,7 +156,7 @@ def beside(engine: Solo, spoil: Callable[[Slot], None], state_index: int) -> lis
     mine.prefill(IDS[:70])
     other.prefill(IDS[100:170])
     spoil(other)
-    assert not without_numbers(engine)
+    assert not nonfinite(engine)
     found = in_all_passes(mine)
     other.close()
     found += written(mine, 5)
@@ -178,9 +178,9 @@ def keeps_none(slot: Slot, begin: int) -> None:
     else:
         slot.snapshot()
     slot.reset()
-    assert not without_numbers(engine)
+    assert not nonfinite(engine)
     slot.prefill(IDS[100:110])
-    text(slot, max_tokens=4)
+    generate(slot, max_tokens=4)
 
 
 @pytest.mark.parametrize(("state_index", "rows"), [(0, "every"), (1, "last")])
@@ -189,17 +189,17 @@ def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
 
     def spoil(slot: Slot) -> None:
         kept = slot.snapshot(with_rows=False)
-        output_then = text(slot, max_tokens=6)
+        output_then = generate(slot, max_tokens=6)
         slot.restore(kept)
         taken: list[np.ndarray] = []
         for prompt in ([BAD], [*IDS[:70], BAD, *IDS[:70]]):
             with pytest.raises(NonFiniteError, match="NaN"):
                 slot.prefill(prompt, take_row=taken.append if rows == "every" else None)
-            assert not without_numbers(engine)
+            assert not nonfinite(engine)
             with pytest.raises(DeviceError, match="reset"):
                 slot.prefill([1])
             slot.restore(kept)
-            assert text(slot, max_tokens=6) == output_then
+            assert generate(slot, max_tokens=6) == output_then
             slot.restore(kept)
         with pytest.raises(NonFiniteError):
             slot.prefill([BAD])
@@ -214,7 +214,7 @@ def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, 
         run = begun(slot, how, mode, BAD)
         (step,) = engine.step([run])
         assert isinstance(step, NonFiniteError), step
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
         keeps_none(slot, begin)
 
     same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
@@ -236,7 +236,7 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
         others, rows = [runs[0], runs[2]], [list[np.ndarray](), list[np.ndarray]()]
         for _ in range(3):
             steps = engine.step(runs)
-            assert not without_numbers(engine)
+            assert not nonfinite(engine)
             if len(runs) == 3:
                 assert isinstance(steps[1], NonFiniteError) == (pending == BAD), steps[1]
                 del runs[1], steps[1]
@@ -267,7 +267,7 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
         if patched:
             offer(
                 engine,
-                {run.state_index: run.history + text for run, text in zip(runs, found)},
+                {run.state_index: run.history + tokens for run, tokens in zip(runs, found)},
                 monkeypatch,
             )
         rows: list[list[np.ndarray]] = [[] for _ in runs]
@@ -278,7 +278,7 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
                 rows[runs.index(run)] += step.rows or ()
                 if len(run.history) > 90:
                     run.finish = "length"
-            assert not without_numbers(engine), [r.sequence.tokens for r in runs]
+            assert not nonfinite(engine), [r.sequence.tokens for r in runs]
         outputs = [run.history[50 + i + 1 :][:38] for i, run in enumerate(runs)]
         # a GPU's passes of other widths round differently, which may change a draw
         if patched and not (engine.device.is_gpu and "seed" in how):
@@ -333,7 +333,7 @@ def test_hidden_states(engine: Solo) -> None:
     for ids in ([BAD], [*IDS[:100], BAD, 3, *IDS[:100]]):
         with pytest.raises(NonFiniteError, match="NaN"):
             slot.hidden_states(ids, lambda rows: None)
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
     slot.restore(kept)
     same([*written(slot, 8, mode="tree")], [*expected])
 
@@ -360,11 +360,11 @@ def test_a_nonfinite_draft_leaves_no_nan(tmp_path: Path, device: str, window: in
         slots = [engine.open(300), engine.open(300)]
         for slot in slots:
             slot.prefill(IDS[:50])
-        assert without_numbers(engine)
+        assert nonfinite(engine)
         for slot in slots:
-            text(slot, max_tokens=4)
+            generate(slot, max_tokens=4)
             assert slot.sequence.undraftable
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -376,7 +376,7 @@ def test_a_nonfinite_draft_without_context_leaves_no_nan(tmp_path: Path, several
         slots = [engine.open(300), engine.open(300)]
         for slot in slots:
             slot.prefill(IDS[:50])
-            text(slot, max_tokens=4)
+            generate(slot, max_tokens=4)
             kept = slot.snapshot()
             assert not kept.in_draft.any()
             slot.reset()
@@ -384,7 +384,7 @@ def test_a_nonfinite_draft_without_context_leaves_no_nan(tmp_path: Path, several
             assert not slot.sequence.undraftable
         runs = [begun(slot, {}, "tree") for slot in slots[: 1 + several]]
         assert all(isinstance(step, Step) for step in engine.step(runs))
-        assert runs[0].undraftable and not without_numbers(engine)
+        assert runs[0].undraftable and not nonfinite(engine)
 
 
 @pytest.mark.parametrize("state_index", [0, 1])
@@ -399,7 +399,7 @@ def test_stale_draft_rows_behind_a_continuing_sequence(
         slot = [engine.open(900), engine.open(900)][state_index]
         ids = (IDS * 3)[:n]
         slot.prefill(ids)
-        expected = text(slot, max_tokens=8)
+        expected = generate(slot, max_tokens=8)
         slot.reset()
         slot.prefill(ids)
         run = begun(slot, {}, "tree")
@@ -422,7 +422,7 @@ def test_stale_draft_rows_behind_a_continuing_sequence(
         monkeypatch.setattr(engine.drafter, "propose", with_nans)
         (step,) = engine.step([run])
         assert isinstance(step, Step) and step.n_draft and not slot.sequence.inconsistent
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
         monkeypatch.undo()
         while run.finish is None and len(run.history) < n + 8:
             assert isinstance(engine.step([run])[0], Step)
@@ -441,7 +441,7 @@ def test_rings_of_a_draft(tmp_path: Path, device: str) -> None:
         assert engine.drafter.rings
         with pytest.raises(NonFiniteError):
             slot.prefill([*IDS[100:150], BAD, *IDS[150:170]])
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
 
 
 @pytest.mark.parametrize(
@@ -492,7 +492,7 @@ def test_keys_that_overflow_in_unread_rows_on_a_cpu(pair: tuple[Path, Path], n_k
                     assert isinstance(other[0], NonFiniteError) and (i == 6 or value is not None)
                     del runs[1]
                     slots[1].reset()
-                    assert not without_numbers(engine)
+                    assert not nonfinite(engine)
             for slot in slots:
                 slot.close()
             return np.stack(rows)
@@ -509,7 +509,7 @@ def overflow(slot: Slot, tokens: range, number: int, value: float) -> None:
     for at in tokens:
         offset = (slot.sequence.first_row + at) * keys.nb[1] + 2 * number
         slot.engine.device.write(keys, np.array([value], np.float16), offset)
-    assert len(without_numbers(slot.engine)) == len(tokens)
+    assert len(nonfinite(slot.engine)) == len(tokens)
 
 
 @pytest.mark.parametrize("ends", ["reset", "restore"])
@@ -524,7 +524,7 @@ def test_unnoticed_nonfinite_keys_are_cleared_with_their_sequence(pair: tuple[Pa
         (step,) = engine.step([begun(slot, {}, "plain", BAD)])
         assert isinstance(step, NonFiniteError) and slot.sequence.inconsistent
         slot.reset() if ends == "reset" else slot.restore(kept)
-        assert not without_numbers(engine)
+        assert not nonfinite(engine)
 
 
 def hold(slot: Slot, value: float) -> None:

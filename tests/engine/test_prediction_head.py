@@ -15,7 +15,7 @@ from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.mtp.drafter import MtpDrafter
 from dflash_ggml.errors import ConfigError, DeviceError
 from reference import toys
-from reference.engine_kit import EXACT, Solo, fresh, text
+from reference.engine_kit import EXACT, Solo, fresh, generate
 from reference.numpy_draft import PredictionHead
 
 FORMS = {"norm": {}, "tied": {"tied": True}, "shapes": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}}
@@ -94,8 +94,8 @@ def test_what_follows_the_best_is_drafted_and_nothing_else(engine: Solo) -> None
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
 def test_output_is_unchanged(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
-        plain = text(fresh(engine), max_tokens=80, mode="plain", sampling=sampling)
-        assert text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling) == plain
+        plain = generate(fresh(engine), max_tokens=80, mode="plain", sampling=sampling)
+        assert generate(fresh(engine), max_tokens=80, mode=mode, sampling=sampling) == plain
     assert engine.sequence.statistics.passes
 
 
@@ -104,7 +104,7 @@ def test_it_sees_the_same_whatever_the_steps_were(engine: Solo, modes: tuple[str
     """After steps of all kinds it proposes what it does after one prompt of the same tokens."""
     fresh(engine)
     for mode in modes:
-        text(engine, max_tokens=12, mode=mode)
+        generate(engine, max_tokens=12, mode=mode)
         pending = engine.pending
         engine.prefill([pending])
     tokens = engine.tokens
@@ -123,11 +123,11 @@ def test_after_a_snapshot(engine: Solo) -> None:
     """One row was made without the state before it, and is masked; the output is the same."""
     fresh(engine, [3, 1, 4, 1, 5, 9, 2, 6])
     snapshot = engine.snapshot()
-    expected = text(engine, max_tokens=40, mode="tree")
+    expected = generate(engine, max_tokens=40, mode="tree")
     for later in ([], [5, 3, 5]):
         engine.restore(snapshot)
         engine.prefill(later)
-        found = text(engine, max_tokens=40, mode="tree")
+        found = generate(engine, max_tokens=40, mode="tree")
         assert later or found == expected
         assert engine.drafter is not None
         held = engine.drafter.seen(engine.sequence)[: engine.n_tokens - len(engine.sequence.unseen)]
@@ -179,14 +179,14 @@ def test_a_hidden_row_is_seen_again(engine: Solo) -> None:
 @pytest.mark.parametrize("n", [1, 2, 6])
 def test_how_far_ahead(target: Path, n: int) -> None:
     with Solo.load(config(target)) as engine:
-        plain = text(fresh(engine), max_tokens=50, mode="plain")
+        plain = generate(fresh(engine), max_tokens=50, mode="plain")
         fresh(engine).sequence.pending = 7
         assert engine.drafter is not None
         usual = engine.drafter.propose([engine.sequence], 31)[0]
     with Solo.load(config(target, draft_max=n)) as engine:
         assert engine.drafter is not None and engine.drafter.depth == n
         for mode in ("chain", "tree"):
-            assert text(fresh(engine), max_tokens=50, mode=mode) == plain
+            assert generate(fresh(engine), max_tokens=50, mode=mode) == plain
         fresh(engine).sequence.pending = 7
         rows = engine.drafter.propose([engine.sequence], 31)[0]
         assert rows.ids.shape[0] == n and np.array_equal(rows.ids[:3], usual.ids[:n])

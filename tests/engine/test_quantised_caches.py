@@ -26,7 +26,7 @@ from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.state.kv_type import KV_TYPES, KvType
 from dflash_ggml.state.memory import MARGIN, plan
 from reference import toys
-from reference.engine_kit import Solo, fresh, steps, text
+from reference.engine_kit import Solo, fresh, generate, steps
 
 PYTHON = "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
 LONG = [i * 7 % 50 for i in range(90)]
@@ -70,7 +70,7 @@ def test_every_mode_writes_what_plain_does_with_the_same_types(
 ) -> None:
     names = ("type_k", "type_v", "draft_type_k", "draft_type_v")
     with Solo.load(replace(base, reference=True, **dict(zip(names, types)))) as engine:
-        plain = text(fresh(engine, LONG), max_tokens=150, mode="plain")
+        plain = generate(fresh(engine, LONG), max_tokens=150, mode="plain")
         for mode in ("chain", "tree"):
             found = list(steps(fresh(engine, LONG), max_tokens=150, mode=mode))
             assert [token for step in found for token in step.tokens] == plain, mode
@@ -96,7 +96,7 @@ def test_float32_weights_and_real_text(f32_target: Path, f32_draft: Path) -> Non
     )
     with Solo.load(replace(config, calibrate="never")) as engine:
         ids = engine.tokenizer.encode(PYTHON)
-        plain = text(fresh(engine, ids), max_tokens=48, mode="plain")
+        plain = generate(fresh(engine, ids), max_tokens=48, mode="plain")
         tree = list(steps(fresh(engine, ids), max_tokens=48, mode="tree", budget=15))
         assert [token for step in tree for token in step.tokens] == plain
         assert len(tree) < 30
@@ -105,17 +105,17 @@ def test_float32_weights_and_real_text(f32_target: Path, f32_draft: Path) -> Non
 @pytest.mark.parametrize("pair", [("q8_0", "q4_0"), ("q5_1", "bf16")], ids="/".join)
 def test_snapshots_keep_every_bit(base: EngineConfig, pair: tuple[str, str]) -> None:
     with Solo.load(replace(base, type_k=pair[0], type_v=pair[1])) as engine:
-        tokens = text(fresh(engine, LONG), max_tokens=40, mode="tree")
+        tokens = generate(fresh(engine, LONG), max_tokens=40, mode="tree")
         snapshot = engine.snapshot()
         before = rows(engine)
         pending = tokens[-1:]
         engine.prefill(pending)
-        onwards = text(engine, max_tokens=40, mode="tree")
+        onwards = generate(engine, max_tokens=40, mode="tree")
         fresh(engine, LONG[::-1] * 3)
         engine.restore(snapshot)
         assert rows(engine) == before
         engine.prefill(pending)
-        assert text(engine, max_tokens=40, mode="tree") == onwards
+        assert generate(engine, max_tokens=40, mode="tree") == onwards
 
 
 def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
@@ -123,7 +123,7 @@ def test_windowed_draft_layers(model_dir: Path, base: EngineConfig) -> None:
     target, draft = toys.write_pair(model_dir, 71, window=32, full_layers=1, draft_layers=3)
     config = replace(base, model=target, draft=draft, type_k="q8_0", type_v="q4_0")
     with Solo.load(config) as engine:
-        tokens = text(fresh(engine, LONG), max_tokens=120, mode="tree")
+        tokens = generate(fresh(engine, LONG), max_tokens=120, mode="tree")
         snapshot = engine.snapshot()
         engine.prefill(tokens[-1:])
         onwards = [step.tokens for step in steps(engine, max_tokens=60, mode="tree")]
@@ -159,9 +159,9 @@ def test_a_conversation_goes_on_from_cached_rows(demo_target: Path, demo_draft: 
         demo_target, demo_draft, n_ctx=512, n_threads=1, n_gpu_layers=0, type_k="q8_0", type_v="q4_0",
         calibrate="never", reference=True,
     )  # fmt: skip
-    asked = [[{"role": "user", "content": f"{n} apples. " * 20}] for n in ("Three", "Four")]
+    questions = [[{"role": "user", "content": f"{n} apples. " * 20}] for n in ("Three", "Four")]
     answer = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And pears?"}]
-    plan = [asked[0], asked[1], asked[0] + answer]
+    plan = [questions[0], questions[1], questions[0] + answer]
     answers: list[list[str]] = []
     cached = []
     for nbytes in (0, 1 << 28):
@@ -202,7 +202,7 @@ def test_heads_that_blocks_do_not_divide_are_refused_at_loading(model_dir: Path)
     with pytest.raises(ConfigError, match="type_v: q4_0 has blocks of 32 .* the draft's head dimension 48"):
         Solo.load(replace(base, draft_type_v="q4_0"))
     with Solo.load(replace(base, type_k="bf16", type_v="f16")) as engine:
-        assert len(text(fresh(engine), max_tokens=5, mode="tree")) == 5
+        assert len(generate(fresh(engine), max_tokens=5, mode="tree")) == 5
 
 
 def test_what_is_planned_with_when_nothing_is_asked_for() -> None:
@@ -253,7 +253,7 @@ def test_a_tree_leaves_the_rows_that_plain_decoding_writes(base: EngineConfig) -
         kv = len(engine.passes.state.kv.slices)
         found = []
         for mode in ("plain", "tree"):
-            tokens = text(fresh(engine, LONG), max_tokens=100, mode=mode)
+            tokens = generate(fresh(engine, LONG), max_tokens=100, mode=mode)
             found.append((tokens, [np.frombuffer(part, np.uint8) for part in rows(engine)[:kv]]))
         (plain, ours), (tree, theirs) = found
         assert plain == tree

@@ -17,7 +17,7 @@ from dflash_ggml.drafts import registry
 from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
 from dflash_ggml.errors import ConfigError
 from reference import toys
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 from reference.trie import Trie
 
 
@@ -62,15 +62,15 @@ def test_each_proposes_what_it_does_alone(engine: Solo, files: tuple[Path, Path]
 @pytest.mark.parametrize("mode", ["chain", "tree", "auto"])
 def test_output_is_unchanged(engine: Solo, mode: str) -> None:
     for sampling in ({}, {"temperature": 1.0, "seed": 3}):
-        plain = text(fresh(engine), max_tokens=70, mode="plain", sampling=sampling)
-        assert text(fresh(engine), max_tokens=70, mode=mode, sampling=sampling) == plain
+        plain = generate(fresh(engine), max_tokens=70, mode="plain", sampling=sampling)
+        assert generate(fresh(engine), max_tokens=70, mode=mode, sampling=sampling) == plain
 
 
 def test_both_see_every_step(engine: Solo) -> None:
     """After steps of all kinds, and from a snapshot, they propose what they do after one prompt."""
     fresh(engine)
     for mode in ("tree", "plain", "chain"):
-        text(engine, max_tokens=9, mode=mode)
+        generate(engine, max_tokens=9, mode=mode)
         engine.prefill([engine.pending])
     tokens = engine.tokens
     engine.sequence.pending = 7
@@ -80,9 +80,9 @@ def test_both_see_every_step(engine: Solo) -> None:
     for a, b in zip(stepped.drafts, proposals(engine, tokens)):
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
     snapshot = engine.snapshot()
-    expected = text(engine.restore(snapshot) or engine, max_tokens=20, mode="tree")
+    expected = generate(engine.restore(snapshot) or engine, max_tokens=20, mode="tree")
     engine.restore(snapshot)
-    assert text(engine, max_tokens=20, mode="tree") == expected
+    assert generate(engine, max_tokens=20, mode="tree") == expected
 
 
 def test_the_plan_knows_what_both_take(engine: Solo, files: tuple[Path, Path]) -> None:
@@ -122,8 +122,8 @@ def test_with_prompt_lookup_too(files: tuple[Path, Path], temperature: float) ->
     with Solo.load(config(files, spec=("dflash2", "mtp", "suffix"))) as engine:
         ids = [3, 1, 4, 1, 5, 9, 2, 6] * 4
         options = {"max_tokens": 60, "sampling": {"temperature": temperature, "seed": 2}}
-        plain = text(fresh(engine, ids), mode="plain", **options)
-        assert text(fresh(engine, ids), mode="tree", **options) == plain
+        plain = generate(fresh(engine, ids), mode="plain", **options)
+        assert generate(fresh(engine, ids), mode="tree", **options) == plain
 
 
 def test_a_head_that_is_asked_for_and_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ import pytest
 from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.state import snapshot as state_snapshot
 from reference import fake_engine
-from reference.engine_kit import PROMPT, fresh, steps, text
+from reference.engine_kit import PROMPT, fresh, generate, steps
 
 LONG = [i % 50 for i in range(40)]
 
@@ -21,19 +21,19 @@ def test_after_a_prefill(contracted: Any, with_rows: bool) -> None:
     contracted.prefill(PROMPT)
     row, snapshot = contracted.logits.copy(), contracted.snapshot(with_rows)
     assert snapshot.tokens == tuple(PROMPT) and (snapshot.rows is not None) == with_rows
-    tokens = text(contracted, max_tokens=30)
+    tokens = generate(contracted, max_tokens=30)
     assert contracted.can_restore(snapshot)
     contracted.restore(snapshot)
     assert contracted.tokens == PROMPT and contracted.pending is None
     assert np.array_equal(contracted.logits, row)
-    assert text(contracted, max_tokens=30) == tokens
+    assert generate(contracted, max_tokens=30) == tokens
 
 
 @pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
 def test_after_a_generation(contracted: Any, with_rows: bool) -> None:
     """The pending token is no part of it, and there are no logits to continue from."""
     contracted.prefill(PROMPT)
-    tokens = text(contracted, max_tokens=30)
+    tokens = generate(contracted, max_tokens=30)
     snapshot = contracted.snapshot(with_rows)
     assert snapshot.tokens == (*PROMPT, *tokens[:-1]) and contracted.pending == tokens[-1]
     contracted.prefill([7, 8])
@@ -42,8 +42,8 @@ def test_after_a_generation(contracted: Any, with_rows: bool) -> None:
     with pytest.raises(ConfigError, match="no logits"):
         _ = contracted.logits
     contracted.prefill(tokens[-1:])
-    onwards = text(contracted, max_tokens=20)
-    assert onwards == text(fresh(contracted, [*PROMPT, *tokens]), max_tokens=20)
+    onwards = generate(contracted, max_tokens=20)
+    assert onwards == generate(fresh(contracted, [*PROMPT, *tokens]), max_tokens=20)
 
 
 @pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "bare"])
@@ -60,15 +60,15 @@ def test_of_an_empty_context(contracted: Any, with_rows: bool) -> None:
 
 def test_rows_make_it_larger_and_independent(contracted: Any) -> None:
     contracted.prefill(LONG)
-    tokens = text(contracted, max_tokens=10)
+    tokens = generate(contracted, max_tokens=10)
     bare, full = (fresh(contracted, LONG).snapshot(with_rows) for with_rows in (False, True))
     assert full.nbytes > bare.nbytes > 0
     fresh(contracted, [9] * 50)
     assert contracted.can_restore(full) and not contracted.can_restore(bare)
     contracted.restore(pickle.loads(pickle.dumps(full)))
-    assert contracted.tokens == LONG and text(contracted, max_tokens=10) == tokens
+    assert contracted.tokens == LONG and generate(contracted, max_tokens=10) == tokens
     contracted.restore(full)
-    assert text(contracted, max_tokens=10) == tokens
+    assert generate(contracted, max_tokens=10) == tokens
 
 
 @pytest.mark.parametrize("size", [16, 256])
@@ -85,16 +85,16 @@ def test_snapshots_share_rows(contracted: Any, monkeypatch: pytest.MonkeyPatch, 
     assert found[0].rows == first and found[1].rows[: len(first)] == first
     assert len(found[1].rows) == len(full.rows)
     for snapshot in found:
-        tokens = text(fresh(contracted, list(snapshot.tokens)), max_tokens=20)
+        tokens = generate(fresh(contracted, list(snapshot.tokens)), max_tokens=20)
         fresh(contracted, [9] * 50)
         contracted.restore(snapshot)
-        assert contracted.tokens == list(snapshot.tokens) and text(contracted, max_tokens=20) == tokens
+        assert contracted.tokens == list(snapshot.tokens) and generate(contracted, max_tokens=20) == tokens
 
 
 @pytest.mark.parametrize("write", ["prefill", "generate"])
 def test_rows_in_the_cache_last_until_the_next_write(contracted: Any, write: str) -> None:
     long = fresh(contracted, LONG).snapshot(with_rows=False)
-    tokens = text(contracted, max_tokens=10)
+    tokens = generate(contracted, max_tokens=10)
     short = fresh(contracted, LONG[:20]).snapshot(with_rows=False)
     fresh(contracted, LONG)
     contracted.reset()
@@ -102,12 +102,12 @@ def test_rows_in_the_cache_last_until_the_next_write(contracted: Any, write: str
     contracted.restore(short)
     assert contracted.can_restore(long), "going back writes no rows"
     contracted.restore(long)
-    assert contracted.tokens == LONG and text(contracted, max_tokens=10) == tokens
+    assert contracted.tokens == LONG and generate(contracted, max_tokens=10) == tokens
     contracted.restore(short)
     if write == "prefill":
         contracted.prefill([1])
     else:
-        text(contracted, max_tokens=2)
+        generate(contracted, max_tokens=2)
     assert not contracted.can_restore(long) and contracted.can_restore(short)
 
 
@@ -137,7 +137,7 @@ def test_after_an_interrupt_rows_in_the_cache_are_not_trusted(
     contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any
 ) -> None:
     bare, full = (fresh(contracted, LONG).snapshot(with_rows) for with_rows in (False, True))
-    tokens = text(contracted, max_tokens=10)
+    tokens = generate(contracted, max_tokens=10)
     fresh(contracted, LONG)
     interrupt_passes(contracted)
     with pytest.raises(KeyboardInterrupt):
@@ -146,20 +146,20 @@ def test_after_an_interrupt_rows_in_the_cache_are_not_trusted(
     contracted.reset()
     assert not contracted.can_restore(bare)
     contracted.restore(full)
-    assert text(contracted, max_tokens=10) == tokens
+    assert generate(contracted, max_tokens=10) == tokens
 
 
 def test_a_restore_mends_what_an_interrupt_tore(
     contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any
 ) -> None:
     full = fresh(contracted, LONG).snapshot()
-    tokens = text(contracted, max_tokens=10)
+    tokens = generate(contracted, max_tokens=10)
     interrupt_passes(contracted)
     with pytest.raises(KeyboardInterrupt):
         contracted.prefill([1])
     monkeypatch.undo()
     contracted.restore(full)
-    assert text(contracted, max_tokens=10) == tokens
+    assert generate(contracted, max_tokens=10) == tokens
 
 
 # --- the end

@@ -15,7 +15,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.errors import ConfigError
 from reference.chi_square import assert_same_source
-from reference.engine_kit import AnyPlan, Solo, fresh, steps, text
+from reference.engine_kit import AnyPlan, Solo, fresh, generate, steps
 
 # a repetition is continued as it was the first time, or is not
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 3, 1, 4, 1, 5]
@@ -34,7 +34,7 @@ def engine(request: pytest.FixtureRequest, config: EngineConfig) -> Any:
 
 def written(engine: Solo, temperature: float, n: int, **options: Any) -> list[int]:
     sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
-    return text(fresh(engine, PROMPT), max_tokens=n, sampling=sampling, **options)
+    return generate(fresh(engine, PROMPT), max_tokens=n, sampling=sampling, **options)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -84,26 +84,26 @@ def test_nothing_to_copy_is_a_plain_step(config):
 
 def test_resets_restored_snapshots_and_cancelled_answers(engine):
     plain = written(engine, 0.0, 120, mode="plain")
-    other = text(fresh(engine, [*plain[:50], 7, 7]), max_tokens=30, mode="plain")
+    other = generate(fresh(engine, [*plain[:50], 7, 7]), max_tokens=30, mode="plain")
     fresh(engine, PROMPT)
     prompt_only = engine.snapshot()
-    output = text(engine, max_tokens=50, mode="tree")
+    output = generate(engine, max_tokens=50, mode="tree")
     assert output == plain[:50]
     later = engine.snapshot()
     for mode in ("tree", "auto"):
         engine.restore(prompt_only)
-        assert text(engine, max_tokens=120, mode=mode) == plain
+        assert generate(engine, max_tokens=120, mode=mode) == plain
         engine.restore(later)
         engine.prefill([plain[49]])
-        assert text(engine, max_tokens=40, mode=mode) == plain[50:90]
+        assert generate(engine, max_tokens=40, mode=mode) == plain[50:90]
         # cancelled between steps, then taken up again
         fresh(engine, PROMPT)
         generation = steps(engine, max_tokens=120, mode=mode)
         some = [t for _ in range(4) for t in next(generation).tokens]
         generation.close()
         engine.prefill([engine.pending])
-        assert [*some, *text(engine, max_tokens=30, mode=mode)] == plain[: len(some) + 30]
-        assert text(fresh(engine, [*output, 7, 7]), max_tokens=30, mode=mode) == other
+        assert [*some, *generate(engine, max_tokens=30, mode=mode)] == plain[: len(some) + 30]
+        assert generate(fresh(engine, [*output, 7, 7]), max_tokens=30, mode=mode) == other
 
 
 def test_constraints_bind_prompt_lookup_too(engine):
@@ -116,9 +116,9 @@ def test_constraints_bind_prompt_lookup_too(engine):
 
     for temperature in (0.0, 0.8):
         options = {"processors": [odd_after_even], "sampling": {"temperature": temperature, "seed": 3}}
-        plain = text(fresh(engine, PROMPT), max_tokens=80, mode="plain", **options)
+        plain = generate(fresh(engine, PROMPT), max_tokens=80, mode="plain", **options)
         for mode in ("tree", "chain", "auto"):
-            assert text(fresh(engine, PROMPT), max_tokens=80, mode=mode, **options) == plain
+            assert generate(fresh(engine, PROMPT), max_tokens=80, mode=mode, **options) == plain
         assert all((a + b) % 2 for a, b in pairwise(plain))
 
 
@@ -134,7 +134,7 @@ def test_outputs_have_the_same_distribution(config):
             for seed in range(first_seed, first_seed + n):
                 engine.restore(start)
                 sampling = {"temperature": 0.7, "top_k": 4, "seed": seed}
-                found.append(tuple(text(engine, max_tokens=length, mode=mode, sampling=sampling)))
+                found.append(tuple(generate(engine, max_tokens=length, mode=mode, sampling=sampling)))
             return found
 
         tree, plain = outputs("tree", 0), outputs("plain", n)

@@ -19,7 +19,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import memory_planner
 from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from reference import kv_toys, toys
-from reference.engine_kit import EXACT, AnyPlan, Solo, fresh, text
+from reference.engine_kit import EXACT, AnyPlan, Solo, fresh, generate
 
 IDS = np.random.default_rng(3).integers(0, 60, 150).tolist()  # crosses batches, windows and rings
 ALWAYS = ({"attention over ranges"}, {"masks of ranges"})  # the second where attention has sinks
@@ -55,10 +55,10 @@ def test_outputs_of_every_mode(engines: tuple[str, Solo, Solo]) -> None:
     fresh(native, IDS)
     fresh(composed, IDS)
     np.testing.assert_allclose(composed.logits, native.logits, atol=2e-5 * np.abs(native.logits).max())
-    expected = text(fresh(native, IDS), max_tokens=50, mode="plain")
+    expected = generate(fresh(native, IDS), max_tokens=50, mode="plain")
     modes = ("plain", "chain", "tree") if composed.sources else ("plain",)
     for mode in modes:
-        assert text(fresh(composed, IDS), max_tokens=50, mode=mode) == expected, mode
+        assert generate(fresh(composed, IDS), max_tokens=50, mode=mode) == expected, mode
 
 
 def test_several_sequences(engines: tuple[str, Solo, Solo], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,5 +110,5 @@ def test_graphs_take_about_what_is_estimated(
         )
     ) as engine:
         engine.prefill([7] * 1900)
-        text(engine, mode="tree", budget=budget, max_tokens=3)
+        generate(engine, mode="tree", budget=budget, max_tokens=3)
         assert 0.9 < engine.memory.parts[GRAPHS] / engine.nbytes[SCRATCH] < 2.5

@@ -17,7 +17,7 @@ from dflash_ggml.state import ring as rings
 from dflash_ggml.state import state as states
 from dflash_ggml.state.ring import Ring
 from reference import kv_toys
-from reference.engine_kit import Solo, foretold, fresh, sampler, steps, text
+from reference.engine_kit import Solo, force_draft, fresh, generate, sampler, steps
 
 SIZES: dict[str, Any] = {"arch": "laguna", "n_layers": 3, "period": 3, "window": 12, "n_rot": 16, "yarn": 8.0}
 IDS = np.random.default_rng(8).integers(0, 60, 1400).tolist()
@@ -59,7 +59,7 @@ def walk(engine: Solo, seed: int) -> list[Any]:
     for _ in range(45):
         what = rng.random()
         mode = str(rng.choice(["tree", "chain", "plain"]))
-        found.append(text(engine, max_tokens=int(rng.integers(2, 40)), mode=mode))
+        found.append(generate(engine, max_tokens=int(rng.integers(2, 40)), mode=mode))
         usable = [snapshot for snapshot in kept if engine.can_restore(snapshot)]
         if usable and what < 0.3:
             engine.restore(usable[int(rng.integers(len(usable)))])
@@ -92,9 +92,9 @@ def test_it_writes_what_all_rows_write(pair: tuple[Path, Path], whole: Solo, tig
 def test_paths_through_all_of_a_tree(pair: tuple[Path, Path], tight: None, types: tuple[str, str]) -> None:
     """Accepted rows move within the ring, past many wraps; the widest tree fills it."""
     with load(pair, budget=47, n_batch=8, type_k=types[0], type_v=types[1]) as engine:
-        tokens = text(fresh(engine, IDS[:50]), max_tokens=400, mode="plain")
-        foretold(engine, tokens, 50)
-        assert text(fresh(engine, IDS[:50]), max_tokens=400, mode="tree") == tokens
+        tokens = generate(fresh(engine, IDS[:50]), max_tokens=400, mode="plain")
+        force_draft(engine, tokens, 50)
+        assert generate(fresh(engine, IDS[:50]), max_tokens=400, mode="tree") == tokens
         assert engine.sequence.statistics.acceptance_length > 3
         assert engine.passes.state.rings[0].n_rows == 11 + engine.passes.max_width
         moved = [key for key, _ in engine.passes.graphs if key[0] == "commit"]
@@ -108,9 +108,9 @@ def test_a_snapshot_has_the_rows_that_are_still_seen(pair: tuple[Path, Path], ti
         bare = engine.snapshot(with_rows=False)
         for snapshot, rows in ((short, 6), (bare, 11)):
             assert [ring.nbytes for ring in snapshot.rings[:4]] == [rows * 64 * 4] * 4
-        tokens = text(engine, max_tokens=60)
+        tokens = generate(engine, max_tokens=60)
         engine.restore(bare)
-        assert text(engine, max_tokens=60, mode="tree") == tokens
+        assert generate(engine, max_tokens=60, mode="tree") == tokens
         engine.reset()
         engine.prefill(IDS[200:290])
         full = engine.snapshot()
@@ -118,7 +118,7 @@ def test_a_snapshot_has_the_rows_that_are_still_seen(pair: tuple[Path, Path], ti
             engine.restore(bare)
         engine.prefill(IDS[:200])
         engine.restore(full)
-        assert text(engine, max_tokens=20) == text(fresh(engine, IDS[200:290]), max_tokens=20)
+        assert generate(engine, max_tokens=20) == generate(fresh(engine, IDS[200:290]), max_tokens=20)
 
 
 def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_file_has_the_ring(pair: tuple[Path, Path], tmp_path: Path) -> None:
             else:
                 engine.restore(snapshot)
             assert engine.n_tokens == 1100
-            outputs.append(text(engine, max_tokens=40, mode="tree"))
+            outputs.append(generate(engine, max_tokens=40, mode="tree"))
     assert outputs[0] == outputs[1]
 
 
@@ -186,7 +186,7 @@ def test_every_column_sees_each_of_its_rows_once(window: int, start: int) -> Non
 
 def test_batched_sequences_have_a_ring_each(pair: tuple[Path, Path], tight: None) -> None:
     with load(pair, parallel=3, n_ctx=3000) as engine:
-        alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=120) for at in (0, 300, 600)]
+        alone = [generate(fresh(engine, IDS[at : at + 90]), max_tokens=120) for at in (0, 300, 600)]
         slots = [engine.open() for _ in range(3)]
         for at, slot in zip((0, 300, 600), slots):
             slot.prefill(IDS[at : at + 90])
@@ -209,13 +209,13 @@ def test_batched_sequences_have_a_ring_each(pair: tuple[Path, Path], tight: None
         again.restore(left)
         again.prefill([3])
         slots[1].prefill([3])
-        assert text(again, max_tokens=40, mode="tree") == text(slots[1], max_tokens=40)
+        assert generate(again, max_tokens=40, mode="tree") == generate(slots[1], max_tokens=40)
 
 
 def test_one_pass_for_several_sequences(pair: tuple[Path, Path], tight: None) -> None:
     """Trees of three sequences in one pass, past many wraps of their rings."""
     with load(pair, parallel=3, n_ctx=3000, n_batch=8) as engine:
-        alone = [text(fresh(engine, IDS[at : at + 90]), max_tokens=150) for at in (0, 300, 600)]
+        alone = [generate(fresh(engine, IDS[at : at + 90]), max_tokens=150) for at in (0, 300, 600)]
         runs, passes = [], engine.passes
         for at, mode in zip((0, 300, 600), ("tree", "plain", "chain")):
             slot = engine.open()

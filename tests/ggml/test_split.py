@@ -141,7 +141,7 @@ def test_what_shares_a_page_with_locked_weights_is_copied_in_pieces(
     """Tensors before and behind a kept one in the same file, also those that another part of the file's user brings later."""
     monkeypatch.setattr(Device, "has_pinned_memory", True)
     monkeypatch.setattr(module, "LockedPages", Locks)
-    monkeypatch.setattr(module, "lib", asked := Refusing(device))
+    monkeypatch.setattr(module, "lib", library := Refusing(device))
     n = mmap.PAGESIZE // 4
     room = np.empty(10 * mmap.PAGESIZE, np.uint8)
     words = room[-room.ctypes.data % mmap.PAGESIZE + 4 :][: 32 * n].view(np.float32)  # 4 bytes into a page
@@ -156,7 +156,7 @@ def test_what_shares_a_page_with_locked_weights_is_copied_in_pieces(
     weights = Weights(device, inside, kept=["there"]).fill()
     outside = {"later": source(2 * n + 200, 5 * n), "far": source(5 * n, 6 * n)}
     later = Weights(device, outside).fill()
-    assert asked.copies == 2 + 1 + 2 + 2 + 1
+    assert library.copies == 2 + 1 + 2 + 2 + 1
     for w, found in ((weights, inside), (later, outside)):
         for name, s in found.items():
             np.testing.assert_array_equal(device.read(w[name]), s.data.view(np.float32))
@@ -169,12 +169,12 @@ def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.Monkey
     workspace, g = Workspace(device), Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 1))
     g.place(workspace)
-    asked: list[str] = []
+    order: list[str] = []
     for name, who in (("device", device), ("host", device.host)):
         compute = who.compute
-        monkeypatch.setattr(who, "compute", lambda part, n=name, c=compute: asked.append(n) or c(part))
+        monkeypatch.setattr(who, "compute", lambda part, n=name, c=compute: order.append(n) or c(part))
     g.run()
-    assert asked == ["device", "device", "host", "host", "device"]
+    assert order == ["device", "device", "host", "host", "device"]
     for thing in (g, workspace, weights):
         thing.close()
 
@@ -359,15 +359,15 @@ def test_sides_give_the_bits_of_one(three: Device) -> None:
 def test_a_side_has_its_layers_in_one_part_and_a_hidden_state_crosses_once(three: Device) -> None:
     weights, workspace, g = sided(three, NAMES), Workspace(three), Graph(three, 128)
     layers(g, weights, g.input("ids", I32, 6), g.input("x", F32, N, 3))
-    asked: list[object] = []
+    order: list[object] = []
     for side in three.sides:
-        side.compute = lambda part, i=side.index, f=side.compute: asked.append(i) or f(part)  # type: ignore[method-assign]
-        side.copy = lambda s, o, t, i=side.index, f=side.copy: asked.append((i, o.index)) or f(s, o, t)  # type: ignore[method-assign]
+        side.compute = lambda part, i=side.index, f=side.compute: order.append(i) or f(part)  # type: ignore[method-assign]
+        side.copy = lambda s, o, t, i=side.index, f=side.copy: order.append((i, o.index)) or f(s, o, t)  # type: ignore[method-assign]
     g.place(workspace)
     g.run()
     # the mask and the hidden state, which cross to the next side, and back for the matmul behind all layers
-    assert [one for one in asked if isinstance(one, int)] == [0, 1, 2, 0]
-    assert sorted(one for one in asked if not isinstance(one, int)) == [
+    assert [one for one in order if isinstance(one, int)] == [0, 1, 2, 0]
+    assert sorted(one for one in order if not isinstance(one, int)) == [
         (0, 1),
         (0, 1),
         (0, 2),

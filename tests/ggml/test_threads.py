@@ -93,16 +93,16 @@ def test_a_thread_that_has_ended_waits_for_nothing() -> None:
 
 def test_only_threads_that_compute_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What loads files or answers clients beside them waits while they poll."""
-    over, asked = Event(), set[str]()
+    over, callers = Event(), set[str]()
     other = Thread(target=over.wait)
     other.start()
     device = Device.cpu(3, yielding=True)
     pool = device._pool
     assert pool is not None
-    monkeypatch.setattr("dflash_ggml.ggml.threads.waited", lambda threads: asked.update(threads) or 0.0)
+    monkeypatch.setattr("dflash_ggml.ggml.threads.waited", lambda threads: callers.update(threads) or 0.0)
     pool.waited()
-    assert len(asked) == 3 and asked <= tasks()
-    assert str(get_native_id()) in asked and str(other.native_id) not in asked
+    assert len(callers) == 3 and callers <= tasks()
+    assert str(get_native_id()) in callers and str(other.native_id) not in callers
     over.set()
     other.join()
     device.close()

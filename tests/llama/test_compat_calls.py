@@ -231,13 +231,13 @@ def test_the_servers_app(facade: Any, demo_target: Path) -> None:
         interrupt_requests=True,
     )
     assert (settings.host, settings.port, settings.n_ctx) == ("localhost", 8000, 256)
-    asked = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
     with testclient.TestClient(create_app(settings=settings)) as client:
         while client.get("/health").status_code == 503:
             pass
-        assert client.post("/v1/chat/completions", json=asked).status_code == 401
+        assert client.post("/v1/chat/completions", json=body).status_code == 401
         client.headers["authorization"] = "Bearer k"
-        answer = client.post("/v1/chat/completions", json=asked).json()
+        answer = client.post("/v1/chat/completions", json=body).json()
         assert answer["model"] == "demo" and answer["usage"]["completion_tokens"] == 3
         prompt = len(client.post("/tokenize", json={"content": "[INST] hi [/INST]"}).json()["tokens"])
         assert answer["usage"]["prompt_tokens"] == prompt

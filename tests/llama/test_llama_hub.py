@@ -56,8 +56,8 @@ def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
 ) -> None:
     """Of a model of which no draft is known, one beside it is not even fetched."""
     parts = ["dflash-model-00001-of-00002.gguf", "dflash-model-00002-of-00002.gguf"]
-    asked = []
-    monkeypatch.setattr(StandIn, "draft_for", lambda *args: asked.append(args[2]), raising=False)
+    calls = []
+    monkeypatch.setattr(StandIn, "draft_for", lambda *args: calls.append(args[2]), raising=False)
     monkeypatch.setattr(StandIn, "files", lambda self, repo: ["model.gguf", *parts])
     ToyLlama.from_pretrained("maker/model", "model.gguf")
     assert hub.fetched == ["model.gguf", *parts]
@@ -66,7 +66,7 @@ def test_all_parts_of_a_draft_and_none_that_cannot_be_used(
     )
     hub.fetched.clear()
     llm = ToyLlama.from_pretrained("maker/model", "Qwen3.5-2B*")
-    assert hub.fetched == asked == ["Qwen3.5-2B-Q4_K_M.gguf"] and llm.draft_model is None
+    assert hub.fetched == calls == ["Qwen3.5-2B-Q4_K_M.gguf"] and llm.draft_model is None
     later = pairs.Pair("Gemma4", "31B", note="comes in a later version", loads=False)
     monkeypatch.setattr(pairs, "PAIRS", (*pairs.PAIRS, later))
     monkeypatch.setattr(StandIn, "files", lambda self, repo: ["gemma-4-31B-it-Q4_K_M.gguf"])

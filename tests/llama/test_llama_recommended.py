@@ -32,12 +32,12 @@ def model(tmp_path: Path) -> str:
 
 def used(llm: Llama, call: str, *args: Any, **options: Any) -> SamplingParams:
     """The sampling of the request that a method makes."""
-    asked = []
+    seen = []
     prepare = llm.session.prepare
-    llm.session.prepare = lambda request: asked.append(request) or prepare(request)  # type: ignore[method-assign]
+    llm.session.prepare = lambda request: seen.append(request) or prepare(request)  # type: ignore[method-assign]
     getattr(llm, call)(*args, max_tokens=2, **options)
     llm.session.prepare = prepare  # type: ignore[method-assign]
-    return asked[0].sampling
+    return seen[0].sampling
 
 
 @pytest.mark.parametrize(("call", "args"), [("create_completion", ["x"]), ("create_chat_completion", [CHAT])])

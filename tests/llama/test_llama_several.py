@@ -121,17 +121,17 @@ def test_a_stream_that_was_left_open_ends(model_path: str) -> None:
 
 def test_another_threads_calls_run_beside_the_list(model_path: str) -> None:
     llm = ToyLlama(model_path, n_seq_max=2)
-    began, asks, others = threading.Event(), threading.Event(), list[Any]()
+    began, waiting, others = threading.Event(), threading.Event(), list[Any]()
 
     def other() -> None:
         began.wait(20)
-        asks.set()
+        waiting.set()
         others.append(llm("the end", max_tokens=40, seed=1))
         others.append(llm.embed("hello"))
 
     def of_the_list(step: Any) -> None:
         began.set()
-        asks.wait(20)
+        waiting.wait(20)
 
     thread = threading.Thread(target=other)
     thread.start()

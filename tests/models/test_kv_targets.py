@@ -16,7 +16,7 @@ from dflash_ggml.ggml.operations import Operations
 from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from fixtures import hf_layout
 from reference import kv_toys
-from reference.engine_kit import Solo, foretold, fresh, text
+from reference.engine_kit import Solo, force_draft, fresh, generate
 
 CASES = fixtures.kv_toy_cases()
 
@@ -72,7 +72,7 @@ def test_logits_and_greedy_text(
     with loaded((pairs[case.seed][0],), n_batch=n_batch) as engine:
         engine.prefill(case.tokens)
         np.testing.assert_allclose(engine.logits, case.logits, atol=atol)
-        assert text(engine, max_tokens=100) == case.greedy
+        assert generate(engine, max_tokens=100) == case.greedy
 
 
 @pytest.mark.parametrize("seed", kv_toys.VARIANTS)
@@ -81,11 +81,11 @@ def test_trees_give_the_plain_output(pairs: dict, seed: int) -> None:
     case = next(case for case in CASES if case.seed == seed)
     with loaded(pairs[seed]) as engine:
         for mode in ("tree", "chain"):
-            assert text(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy
+            assert generate(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy
         assert engine.passes.state.live() == []
     with loaded(pairs[seed], budget=63) as engine:
-        foretold(engine, case.greedy, len(case.tokens))
-        assert text(fresh(engine, case.tokens), max_tokens=100, mode="tree") == case.greedy
+        force_draft(engine, case.greedy, len(case.tokens))
+        assert generate(fresh(engine, case.tokens), max_tokens=100, mode="tree") == case.greedy
         assert engine.sequence.statistics.acceptance_length > 3
         moved = [key for key, _ in engine.passes.graphs if key[0] == "commit"]
         assert moved and all(key[2] for key in moved), "without recurrent layers only rows are committed"
@@ -95,7 +95,7 @@ def test_sampled_output_is_the_same_in_every_mode(pairs: dict) -> None:
     sampling = {"temperature": 1.0, "seed": 7}
     with loaded(pairs[21]) as engine:
         outputs = [
-            text(fresh(engine), max_tokens=80, mode=mode, sampling=sampling)
+            generate(fresh(engine), max_tokens=80, mode=mode, sampling=sampling)
             for mode in ("plain", "tree", "chain")
         ]
     assert outputs[0] == outputs[1] == outputs[2]
@@ -107,9 +107,9 @@ def test_snapshots(pairs: dict, with_rows: bool) -> None:
     with loaded(pairs[case.seed]) as engine:
         engine.prefill(case.tokens)
         snapshot = engine.snapshot(with_rows)
-        assert text(engine, max_tokens=30, mode="tree") == case.greedy[:30]
+        assert generate(engine, max_tokens=30, mode="tree") == case.greedy[:30]
         engine.restore(snapshot)
-        assert text(engine, max_tokens=100, mode="tree") == case.greedy
+        assert generate(engine, max_tokens=100, mode="tree") == case.greedy
 
 
 @pytest.mark.parametrize("seed", [32, 51])
@@ -117,9 +117,9 @@ def test_quantised_caches(pairs: dict, seed: int) -> None:
     """With rotated rows of keys and values too, every mode writes the same."""
     case = next(case for case in CASES if case.seed == seed)
     with loaded(pairs[seed], type_k="q8_0", type_v="q4_0") as engine:
-        plain = text(fresh(engine, case.tokens), max_tokens=60, mode="plain")
+        plain = generate(fresh(engine, case.tokens), max_tokens=60, mode="plain")
         for mode in ("tree", "auto"):
-            assert text(fresh(engine, case.tokens), max_tokens=60, mode=mode) == plain
+            assert generate(fresh(engine, case.tokens), max_tokens=60, mode=mode) == plain
 
 
 @pytest.mark.parametrize("seed", [21, 51])
@@ -142,4 +142,4 @@ def test_lagunas_own_draft(tmp_path: Path) -> None:
     with loaded(pair) as engine:
         assert engine.drafter is not None and engine.drafter.taps == (0, 2, 5) and engine.drafter.rings
         for mode in ("tree", "chain", "auto"):
-            assert text(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy
+            assert generate(fresh(engine, case.tokens), max_tokens=100, mode=mode) == case.greedy

@@ -18,7 +18,7 @@ from dflash_ggml.session.session import Session, run_completion
 from dflash_ggml.state.memory import GRAPHS, SCRATCH
 from fixtures import hf_layout
 from reference import expert_files, toys
-from reference.engine_kit import Solo, fresh, text
+from reference.engine_kit import Solo, fresh, generate
 
 SEEDS = toys.MOE_VARIANTS
 LONG = [i * 7 % 50 for i in range(90)]
@@ -66,7 +66,7 @@ def test_greedy_tokens_of_others(seed: int, pair: tuple[Path, Path]) -> None:
     case = fixtures.moe_case(seed)
     with Solo.load(config(*pair)) as engine:
         for mode in ("plain", "tree", "chain"):
-            found = text(fresh(engine, case.tokens[: case.n_prompt]), max_tokens=100, mode=mode)
+            found = generate(fresh(engine, case.tokens[: case.n_prompt]), max_tokens=100, mode=mode)
             assert found == case.transformers.greedy == case.llama_cpp.greedy
 
 
@@ -139,7 +139,7 @@ def test_scales_of_experts(tmp_path: Path) -> None:
         tokens, output = list(range(1, 50)), []
         for path in (plain, scaled):
             with Solo.load(config(path)) as engine:
-                output.append(text(fresh(engine, tokens), max_tokens=30, mode="tree"))
+                output.append(generate(fresh(engine, tokens), max_tokens=30, mode="tree"))
                 assert engine.sequence.statistics.drafted
         np.testing.assert_array_equal(logits(scaled, tokens, 49), logits(plain, tokens, 49))
         assert output[0] == output[1]
@@ -152,8 +152,8 @@ def test_drafts_of_eight_layers(tmp_path: Path, window: int | None) -> None:
     sizes = SEEDS[21] | {"n_layers": 12, "taps": taps, "draft_layers": 8, "window": window, "full_layers": 1}
     pair = toys.write_pair(tmp_path, 6, **sizes)
     with Solo.load(config(*pair)) as engine:
-        plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
-        assert text(fresh(engine, LONG), max_tokens=60, mode="tree") == plain
+        plain = generate(fresh(engine, LONG), max_tokens=60, mode="plain")
+        assert generate(fresh(engine, LONG), max_tokens=60, mode="tree") == plain
         assert engine.sequence.statistics.acceptance_length > 1.1
 
 
@@ -179,7 +179,7 @@ def test_as_many_nodes_as_the_largest(tmp_path: Path) -> None:
     pair = toys.write_pair(tmp_path, 7, **sizes)
     with Solo.load(config(*pair, n_batch=1100, n_ctx=1200)) as engine:
         engine.prefill([i % 10 for i in range(1100)])
-        assert len(text(engine, max_tokens=8, mode="tree")) == 8
+        assert len(generate(engine, max_tokens=8, mode="tree")) == 8
         assert max(graph.n_nodes for _, graph in engine.passes.graphs) > 4000
 
 
@@ -191,18 +191,18 @@ def _made(folder: Path) -> Path:
 def test_quantised_caches(pair: tuple[Path, Path]) -> None:
     """With rotated rows of keys and values too, every mode writes the same."""
     with Solo.load(config(*pair, type_k="q8_0", type_v="q4_0")) as engine:
-        plain = text(fresh(engine, LONG), max_tokens=60, mode="plain")
+        plain = generate(fresh(engine, LONG), max_tokens=60, mode="plain")
         for mode in ("tree", "auto"):
-            assert text(fresh(engine, LONG), max_tokens=60, mode=mode) == plain
+            assert generate(fresh(engine, LONG), max_tokens=60, mode=mode) == plain
 
 
 def test_measured_costs_and_prompt_lookup(pair: tuple[Path, Path]) -> None:
     """What is measured at loading, and text that stood before, change no text."""
     with Solo.load(config(*pair, mode="plain")) as engine:
-        plain = text(fresh(engine, LONG), max_tokens=60)
+        plain = generate(fresh(engine, LONG), max_tokens=60)
     with Solo.load(config(*pair, calibrate="always")) as engine:
         assert engine.lookup is not None
-        assert text(fresh(engine, LONG), max_tokens=60) == plain
+        assert generate(fresh(engine, LONG), max_tokens=60) == plain
 
 
 def test_what_is_taken_is_planned(pair: tuple[Path, Path]) -> None:

@@ -127,7 +127,7 @@ def copy(n: int) -> list[int]:
 def test_without_a_draft_it_never_loses_and_lookup_pays(verify):
     writer = Writer(copy(400), 402, None, costs_of(verify))
     writer.write(300)
-    assert writer.kinds.count("copies") > 5 and writer.kinds.count("draft") == 0
+    assert writer.kinds.count("lookup") > 5 and writer.kinds.count("draft") == 0
     assert len(writer.kinds) < (60 if verify is FLAT else 200)
     for seed in range(4):
         writer = Writer(prose(1500, seed), 700, None, costs_of(verify))
@@ -138,7 +138,7 @@ def test_lookup_that_cannot_fail_makes_a_draft_useless():
     writer = Writer(copy(600), 602, 0.5, costs_of(FLAT))
     writer.write(500)
     late = writer.kinds[len(writer.kinds) // 2 :]
-    assert late.count("copies") >= len(late) - 1  # but for a try
+    assert late.count("lookup") >= len(late) - 1  # but for a try
 
 
 def test_a_good_draft_is_run_where_lookup_is_poor():
@@ -155,7 +155,7 @@ def test_a_poor_draft_does_not_keep_lookup_from_being_used():
     writer = Writer(text, 300, 0.05, costs_of(FLAT, draft=9.0))
     writer.write(len(text) - 300 - 2 * BUDGET)
     assert writer.kinds.count("plain") > 100
-    assert writer.kinds[-8:].count("copies") >= 7
+    assert writer.kinds[-8:].count("lookup") >= 7
 
 
 def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
@@ -163,7 +163,7 @@ def test_what_drafts_have_lost_does_not_keep_lookup_from_being_used():
     writer = Writer(copy(300), 302, 0.05, costs_of(FLAT, draft=9.0))
     writer.policy.draft_ledger.left = -4.0 * FLAT[1]
     writer.write(250)
-    assert writer.kinds.count("draft") == 0 and writer.kinds.count("copies") > 5
+    assert writer.kinds.count("draft") == 0 and writer.kinds.count("lookup") > 5
 
 
 def test_votes_before_plain_steps_are_learned_from():
@@ -206,5 +206,5 @@ def test_rest_does_not_miss_the_start_of_a_repetition(at: int):
 def test_lookup_of_one_sequence_of_a_batch_is_used(others: int):
     writer = Writer(copy(400), 402, None, costs_of(FLAT), others)
     writer.write(300)
-    assert writer.kinds.count("copies") > 0.8 * len(writer.kinds)
+    assert writer.kinds.count("lookup") > 0.8 * len(writer.kinds)
     assert len(writer.kinds) < 60

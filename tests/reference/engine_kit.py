@@ -61,7 +61,7 @@ def steps(engine: Any, **options: Any) -> Any:
     return engine.generate(chosen, **{"stop": lambda token: False, **options})
 
 
-def text(engine: Any, **options: Any) -> list[int]:
+def generate(engine: Any, **options: Any) -> list[int]:
     return [token for step in steps(engine, **options) for token in step.tokens]
 
 
@@ -71,7 +71,7 @@ def fresh(engine: Any, ids: list[int] = PROMPT) -> Any:
     return engine
 
 
-def foretold(engine: Any, tokens: list[int], first: int, seed: int = 0) -> None:
+def force_draft(engine: Any, tokens: list[int], first: int, seed: int = 0) -> None:
     """Let the engine's draft propose the `tokens` that follow `first` committed tokens: of every depth the right token and
     another, either of them first, so that accepted paths run through all of a tree and rows must move."""
     rng = np.random.default_rng(seed)

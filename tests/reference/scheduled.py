@@ -37,14 +37,14 @@ def request(i: int, **options: Any) -> CompletionRequest:
     )
 
 
-def alone(asked: Any) -> Answer:
-    run = run_chat if isinstance(asked, ChatRequest) else run_completion
-    return Answer.of(run(Session(FakeEngine(config())), asked))  # type: ignore[arg-type]
+def alone(one: Any) -> Answer:
+    run = run_chat if isinstance(one, ChatRequest) else run_completion
+    return Answer.of(run(Session(FakeEngine(config())), one))  # type: ignore[arg-type]
 
 
-def together(on: Session, asked: list[Any]) -> list[Any]:
+def together(on: Session, requests: list[Any]) -> list[Any]:
     """The answers of requests, or what they raised, decoded as a batch."""
-    found = submitted(on, *asked)
+    found = submitted(on, *requests)
     while on.scheduler.is_busy:
         on.scheduler.iterate()
     return [generation.error or Answer.of(generation.events) for generation in found]
@@ -58,9 +58,9 @@ def read(run: Any, answers: list[Any], i: int) -> None:
         answers[i] = error
 
 
-def submitted(on: Session, *asked: CompletionRequest, **options: Any) -> list[RequestGeneration]:
+def submitted(on: Session, *requests: CompletionRequest, **options: Any) -> list[RequestGeneration]:
     """Generations of requests, queued; each advances in every iteration."""
-    found = [generation_of(on, on.prepare(one), **options) for one in asked]
+    found = [generation_of(on, on.prepare(one), **options) for one in requests]
     for generation in found:
         generation.runs_ahead = True
     on.scheduler.submit(*found)

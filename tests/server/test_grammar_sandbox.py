@@ -129,10 +129,10 @@ def test_the_process_ends_with_its_server(vetter: Vetter) -> None:
 
 
 def test_a_compiler_asks_once_for_each_grammar() -> None:
-    asked = []
+    calls = []
 
     def vet(spec: GrammarSpec) -> None:
-        asked.append(spec)
+        calls.append(spec)
         if spec == LARGE:
             raise ConfigError("grammar: refused")
 
@@ -143,7 +143,7 @@ def test_a_compiler_asks_once_for_each_grammar() -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="refused"):
             compiler.matcher(LARGE)
-    assert asked == [WORD, LARGE, LARGE]
+    assert calls == [WORD, LARGE, LARGE]
     GrammarCompiler(engine.tokenizer, engine.n_vocab).matcher(LARGE)
 
 

@@ -86,7 +86,7 @@ def test_a_port_that_is_free_nowhere(monkeypatch: pytest.MonkeyPatch, port: int,
 
 def test_an_address_keeps_the_network_it_is_meant_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """fe80::1%eth0 is one of the fourth interface; without that it cannot be listened on."""
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     class Noted(socket.socket):
         """One of a machine that need not know IPv6."""
@@ -97,7 +97,7 @@ def test_an_address_keeps_the_network_it_is_meant_in(monkeypatch: pytest.MonkeyP
         def setsockopt(self, *option: Any) -> None: ...
 
         def bind(self, address: Any) -> None:
-            asked.append(address)
+            calls.append(address)
             super().bind(("127.0.0.1", 0))
 
     found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 8080, 0, 4))]
@@ -105,7 +105,7 @@ def test_an_address_keeps_the_network_it_is_meant_in(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(socket, "socket", Noted)
     for one in listen("fe80::1%eth0", 8080):
         one.close()
-    assert asked == [("fe80::1", 8080, 0, 4)]
+    assert calls == [("fe80::1", 8080, 0, 4)]
 
 
 @pytest.mark.parametrize(

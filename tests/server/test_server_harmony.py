@@ -91,10 +91,10 @@ def everything(text: str) -> str:
 @pytest.mark.parametrize("path", SURFACES)
 def test_text_and_calls(server: tuple[TestClient, Prompts, FakeEngine], path: str, stream: bool) -> None:
     http, runner, engine = server
-    asked, tools = SURFACES[path]
+    body, tools = SURFACES[path]
     for reply, more, words in ((REPLY, {}, "Yes."), (CALLED, tools, "wanted")):
         engine.replies = [reply]
-        response = http.post(path, json={"model": "toy", "stream": stream, **asked, **more})
+        response = http.post(path, json={"model": "toy", "stream": stream, **body, **more})
         assert response.status_code == 200, response.text
         assert "Reasoning: high\n" in runner.prepared.text
         assert ("type f = " in runner.prepared.text) == bool(more)

@@ -314,22 +314,22 @@ CLIENT_HEADERS = (
 def test_pages_of_an_allowed_origin_may_use_the_official_clients(
     runner: ScriptedRunner, method: str, path: str
 ) -> None:
-    asked = {
+    headers = {
         "origin": "http://good.example",
         "access-control-request-method": method,
         "access-control-request-headers": CLIENT_HEADERS,
         "access-control-request-private-network": "true",
     }
     with TestClient(create_app(service(runner, keys=["k"]), cors_origins=["http://good.example"])) as client:
-        answer = client.options(path, headers=asked)
+        answer = client.options(path, headers=headers)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "http://good.example"
         assert answer.headers["access-control-allow-headers"] == CLIENT_HEADERS
         assert answer.headers["access-control-allow-private-network"] == "true"
         assert method in answer.headers["access-control-allow-methods"]
-        refused = client.options(path, headers={**asked, "origin": "http://evil.example"})
+        refused = client.options(path, headers={**headers, "origin": "http://evil.example"})
         assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
-        assert client.request(method, path, headers=asked).status_code == 401
+        assert client.request(method, path, headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize(

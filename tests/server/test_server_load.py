@@ -100,12 +100,12 @@ def test_a_new_client_goes_before_clients_being_served(runner: ScriptedRunner) -
         clients = Clients(port, stack)
         first = clients.ask("endless", "busy")
         wait_until(lambda: made.worker.running == 1)
-        asked = []
+        answers = []
         for n, (content, key) in enumerate((("busy 1", "busy"), ("busy 2", "busy"), ("new", "new")), 1):
-            asked.append(clients.ask(content, key))
+            answers.append(clients.ask(content, key))
             wait_until(lambda n=n: made.worker.waiting == n)
         first.close()
-        assert [connection.getresponse().status for connection in asked] == [200] * 3
+        assert [connection.getresponse().status for connection in answers] == [200] * 3
     contents = [request.messages[0]["content"] for request in runner.requests]
     assert contents == ["endless", "new", "busy 1", "busy 2"]
 
@@ -120,13 +120,13 @@ def test_a_client_over_its_share_leaves_others_every_second_slot(runner: Scripte
         for n in range(2):
             held.append(clients.ask("endless", "busy"))
             wait_until(lambda n=n: made.worker.running == n + 1)
-        asked = []
+        answers = []
         for n in range(8):
-            asked.append(clients.ask(f"{n}", "busy" if n < 4 else "new"))
+            answers.append(clients.ask(f"{n}", "busy" if n < 4 else "new"))
             wait_until(lambda n=n: made.worker.waiting == n + 1)
         assert clients.ask("more", "busy").getresponse().status == 429
         held[0].close()
-        assert [connection.getresponse().status for connection in asked] == [200] * 8
+        assert [connection.getresponse().status for connection in answers] == [200] * 8
         held[1].close()
     contents = [request.messages[0]["content"] for request in runner.requests]
     assert contents[2:] == ["4", "0", "5", "1", "6", "2", "7", "3"]

@@ -409,8 +409,8 @@ def test_any_model_name_is_answered_and_the_served_one_reported(
     client: Any, strict: Any, runner: ScriptedRunner
 ) -> None:
     names = {"gpt-9": "toy", "": "toy", "toy-alias": "toy-alias", "toy": "toy"}
-    for asked, reported in names.items():
-        assert client.chat.completions.create(model=asked, messages=ASK).model == reported
+    for name, reported in names.items():
+        assert client.chat.completions.create(model=name, messages=ASK).model == reported
     with pytest.raises(openai.NotFoundError) as caught:
         strict.chat.completions.create(model="gpt-9", messages=ASK)
     assert caught.value.code == "model_not_found" and "toy" in str(caught.value)

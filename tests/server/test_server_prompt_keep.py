@@ -87,5 +87,5 @@ def test_a_share_that_is_none_is_refused(share: Any) -> None:
 def test_completions_and_responses_take_it_too() -> None:
     text = {"model": "toy", "prompt": DOCUMENT, "max_tokens": 4, "dflash": {"prompt_keep": 0.5}}
     assert "prompt compressed" in post(text, "/v1/completions").headers["x-dflash-notes"]
-    asked = {"model": "toy", "input": BODY["messages"], "dflash": {"prompt_keep": 0.4}}
-    assert "prompt compressed" in post(asked, "/v1/responses").headers["x-dflash-notes"]
+    body = {"model": "toy", "input": BODY["messages"], "dflash": {"prompt_keep": 0.4}}
+    assert "prompt compressed" in post(body, "/v1/responses").headers["x-dflash-notes"]

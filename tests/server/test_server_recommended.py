@@ -22,10 +22,10 @@ class Made(Exception):
 def test_defaults_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(build({"general.sampling.temp": 0.6, "general.sampling.top_k": 20}).data)
-    asked: list[SamplingParams] = []
+    seen: list[SamplingParams] = []
 
     def make(opener: Any, settings: Any, **options: Any) -> None:
-        asked.append(settings.sampling)
+        seen.append(settings.sampling)
         raise Made
 
     monkeypatch.setattr(cli, "make_service", make)
@@ -33,4 +33,4 @@ def test_defaults_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         args = cli.build_parser().parse_args(["-m", str(model), "--mode", "plain", "--port", "0", *flags])
         with pytest.raises(Made):
             cli.run(args)
-    assert [(p.temperature, p.top_k) for p in asked] == [(0.6, 20), (0.6, 7)]
+    assert [(p.temperature, p.top_k) for p in seen] == [(0.6, 20), (0.6, 7)]

@@ -108,7 +108,7 @@ APIS: dict[str, tuple[str, dict[str, Any], Any]] = {
 }
 
 
-def asked(http: TestClient, api: str) -> Answer:
+def answered(http: TestClient, api: str) -> Answer:
     path, body, read = APIS[api]
     greedy = {} if "options" in body else {"temperature": 0}
     answer = http.post(path, json={"model": "toy", **greedy, **body})
@@ -120,10 +120,10 @@ def asked(http: TestClient, api: str) -> Answer:
 @pytest.mark.parametrize("api", APIS)
 def test_a_budget_of_four_tokens(api: str) -> None:
     with serving(THOUGHT, "abc</think>fine") as http:
-        thought, answer, n = asked(http, api)
+        thought, answer, n = answered(http, api)
         assert thought == "abcd" and answer
         assert n in (None, 4 + N_END)
-        assert asked(http, api)[:2] == ("abc", "fine"), "a thought that ends in time"
+        assert answered(http, api)[:2] == ("abc", "fine"), "a thought that ends in time"
 
 
 def test_the_servers_budget_is_the_default_of_requests() -> None:

@@ -47,9 +47,9 @@ def session(request: pytest.FixtureRequest) -> Session:
 
 def answer(session: Session, reply: str, **options: Any) -> Answer:
     session.engine.replies = [reply]  # type: ignore[attr-defined]
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
+    base: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 200}
     return Answer.of(
-        run_chat(session, ChatRequest(**{**asked, "sampling": SamplingParams(temperature=0), **options}))
+        run_chat(session, ChatRequest(**{**base, "sampling": SamplingParams(temperature=0), **options}))
     )
 
 

@@ -73,7 +73,7 @@ def test_a_call_ends_it(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "level"),
+    ("option", "level"),
     [
         ({}, "medium"),
         ({"reasoning_effort": "high"}, "high"),
@@ -84,8 +84,8 @@ def test_a_call_ends_it(session: Session) -> None:
         ({"chat_template_kwargs": {"reasoning_effort": "medium"}, "enable_thinking": False}, "medium"),
     ],
 )
-def test_effort_reaches_the_template(session: Session, asked: dict[str, Any], level: str) -> None:
-    prepared = session.prepare(chat(**asked))
+def test_effort_reaches_the_template(session: Session, option: dict[str, Any], level: str) -> None:
+    prepared = session.prepare(chat(**option))
     assert f"Reasoning: {level}\n" in prepared.text and prepared.reasoning == "open"
     assert session.thought_limit(prepared) is None
 

@@ -71,13 +71,13 @@ def reason(generation: Any) -> str:
 def test_each_sequence_is_what_it_would_be_alone(parallel: int, has_thread: bool) -> None:
     """Ten requests of different sampling, lengths, grammars and modes, on fewer slots."""
     on = session(parallel)
-    asked = [request(i) for i in range(7)]
-    asked += [request(7, mode="plain"), request(8, logprobs=2), request(9, stop=("e",))]
-    found = submitted(on, *asked)
+    requests = [request(i) for i in range(7)]
+    requests += [request(7, mode="plain"), request(8, logprobs=2), request(9, stop=("e",))]
+    found = submitted(on, *requests)
     if has_thread:
         on.scheduler.start()
     answers = [Answer.of(on.scheduler.events(one)) for one in found]
-    for answer, one in zip(answers, asked):
+    for answer, one in zip(answers, requests):
         expected = alone(one)
         assert answer.text == expected.text and answer.finish == expected.finish
         assert answer.logprobs == expected.logprobs
@@ -91,12 +91,12 @@ def test_random_arrivals_and_cancellations(seed: int) -> None:
     """Requests come and are given up at random; the others are not affected, and nothing is left behind."""
     rng = random.Random(seed)
     on = session(rng.choice([2, 3, 4]), n_ctx=512)
-    asked = [request(i) for i in range(12)]
+    requests = [request(i) for i in range(12)]
     waiting, found, given_up = list(range(12)), dict[int, Any](), set[int]()
     while waiting or on.scheduler.is_busy:
         if waiting and (not on.scheduler.is_busy or rng.random() < 0.4):
             i = waiting.pop(0)
-            (found[i],) = submitted(on, asked[i])
+            (found[i],) = submitted(on, requests[i])
         running = [i for i, one in found.items() if not one.ended]
         if running and rng.random() < 0.08:
             given_up.add(i := rng.choice(running))
@@ -104,7 +104,7 @@ def test_random_arrivals_and_cancellations(seed: int) -> None:
         on.scheduler.iterate()
     assert given_up
     for i in set(range(12)) - given_up:
-        assert Answer.of(found[i].events).text == alone(asked[i]).text
+        assert Answer.of(found[i].events).text == alone(requests[i]).text
     assert not any(slot.busy for slot in on.slots.all)
     on.close()
     assert on.engine.slots == []
@@ -134,8 +134,8 @@ def test_sequences_have_a_step_between_two_slots_whose_rows_are_copied() -> None
 def test_the_newest_is_preempted_where_rows_run_out_and_goes_on_later() -> None:
     """Three sequences that come to need more rows than there are: all end as they would alone."""
     on = session(3, n_ctx=600)
-    asked = [request(i, prompt="word " * 20, max_tokens=300, ignore_eos=True) for i in range(3)]
-    assert [answer.text for answer in together(on, asked)] == [alone(one).text for one in asked]
+    requests = [request(i, prompt="word " * 20, max_tokens=300, ignore_eos=True) for i in range(3)]
+    assert [answer.text for answer in together(on, requests)] == [alone(one).text for one in requests]
     assert 0 < on.scheduler.tally.preemptions <= 4  # rows are taken before their owners come back
     on.close()
 
@@ -143,8 +143,8 @@ def test_the_newest_is_preempted_where_rows_run_out_and_goes_on_later() -> None:
 @pytest.mark.parametrize("what", ["snapshot", "restore", "resume"])
 def test_a_sequence_that_cannot_be_preempted_ends_alone(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on = session(2, n_ctx=520)
-    asked = [request(i, prompt="word " * 20, max_tokens=350, ignore_eos=True) for i in range(2)]
-    found = submitted(on, *asked)
+    requests = [request(i, prompt="word " * 20, max_tokens=350, ignore_eos=True) for i in range(2)]
+    found = submitted(on, *requests)
     while not all(one.is_decoding for one in found):
         on.scheduler.iterate()
 
@@ -156,17 +156,17 @@ def test_a_sequence_that_cannot_be_preempted_ends_alone(what: str, monkeypatch: 
         while on.scheduler.is_busy:
             on.scheduler.iterate()
     assert isinstance(found[1].error, DeviceError)
-    assert found[0].error is None and Answer.of(found[0].events).text == alone(asked[0]).text
+    assert found[0].error is None and Answer.of(found[0].events).text == alone(requests[0]).text
     assert not any(slot.busy for slot in on.slots.all)
-    assert Answer.of(run_completion(on, asked[1])).text == alone(asked[1]).text
+    assert Answer.of(run_completion(on, requests[1])).text == alone(requests[1]).text
     on.close()
 
 
 def test_a_sequence_may_have_the_whole_context() -> None:
     """No sequence ends for another's length."""
     on = session(2, n_ctx=256)
-    asked = [request(i, max_tokens=-1, ignore_eos=True) for i in (1, 2)]
-    found = together(on, asked)
+    requests = [request(i, max_tokens=-1, ignore_eos=True) for i in (1, 2)]
+    found = together(on, requests)
     assert [a.finish.reason for a in found] == ["length", "length"]
     assert all(a.usage.prompt_n + a.usage.predicted_n >= 256 for a in found)
     on.close()
@@ -174,9 +174,9 @@ def test_a_sequence_may_have_the_whole_context() -> None:
 
 def test_a_preempted_sequence_can_be_cancelled() -> None:
     on, stop = session(2, n_ctx=560), threading.Event()
-    asked = [request(i, prompt=f"{i}word " * 20, max_tokens=400, ignore_eos=True) for i in range(2)]
-    (first,) = submitted(on, asked[0])
-    (second,) = submitted(on, asked[1], should_stop=stop.is_set)
+    requests = [request(i, prompt=f"{i}word " * 20, max_tokens=400, ignore_eos=True) for i in range(2)]
+    (first,) = submitted(on, requests[0])
+    (second,) = submitted(on, requests[1], should_stop=stop.is_set)
     while second.preempted is None:
         on.scheduler.iterate()
     assert on.scheduler.counts == {"running": 1, "waiting": 1}
@@ -271,9 +271,9 @@ def test_the_budget_receives_what_was_prefilled() -> None:
     on, budget = session(2, n_ctx=4096), FixedBudget()
     on.scheduler.budget = budget  # type: ignore[assignment]
     for prompt in prompts_on_used_slots():
-        asked = request(0, prompt=prompt)
+        prompted = request(0, prompt=prompt)
         del on.engine.log[:], budget.chunks[:]  # type: ignore[attr-defined]
-        (found,) = submitted(on, asked)
+        (found,) = submitted(on, prompted)
         on.scheduler._admit()
         remaining = found.remaining
         while not found.ended:
@@ -288,10 +288,10 @@ def test_a_common_prefix_is_prefilled_once() -> None:
     """Eight questions about one document, which arrive together."""
     on = session(4, n_ctx=4096)
     text = "a long text about something " * 20
-    asked = [request(i, prompt=text + f"question {i}?") for i in range(8)]
-    found = together(on, asked)
-    assert [a.text for a in found] == [alone(one).text for one in asked]
-    assert sum(prefilled(on)) <= len(on.prepare(asked[0]).ids) + 7 * 20
+    requests = [request(i, prompt=text + f"question {i}?") for i in range(8)]
+    found = together(on, requests)
+    assert [a.text for a in found] == [alone(one).text for one in requests]
+    assert sum(prefilled(on)) <= len(on.prepare(requests[0]).ids) + 7 * 20
     assert sum(a.begin.cached_n > 0 for a in found) == 7
     on.close()
 
@@ -301,10 +301,10 @@ def test_a_common_prefix_is_prefilled_once_on_a_slot_that_had_a_longer_sequence(
     for letter in "ab":
         list(run_completion(on, request(0, prompt=letter * 900)))
     text = "a long text about something " * 12
-    asked = [request(i, prompt=text + f"question {i}?") for i in range(2)]
+    requests = [request(i, prompt=text + f"question {i}?") for i in range(2)]
     del on.engine.log[:]  # type: ignore[attr-defined]
-    together(on, asked)
-    assert sum(prefilled(on)) <= len(on.prepare(asked[0]).ids) + 20
+    together(on, requests)
+    assert sum(prefilled(on)) <= len(on.prepare(requests[0]).ids) + 20
     on.close()
 
 
@@ -312,11 +312,11 @@ def test_a_common_prefix_is_kept_for_one_that_came_before_the_first_chunk() -> N
     """Two prompts that come at once, where a pass takes all of one: it ends where the other parts from it."""
     on = session(2, n_ctx=4096, n_batch=2048)
     text = "a long text about something " * 20
-    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
-    found = together(on, asked)
-    ids = [on.prepare(one).ids for one in asked]
+    requests = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    found = together(on, requests)
+    ids = [on.prepare(one).ids for one in requests]
     assert found[1].begin.cached_n == common_prefix(*ids) > 300
-    assert [answer.text for answer in found] == [alone(one).text for one in asked]
+    assert [answer.text for answer in found] == [alone(one).text for one in requests]
     on.close()
 
 
@@ -326,8 +326,8 @@ def test_nothing_is_kept_for_a_prompt_that_was_given_up_before_its_first_chunk()
     fresh, on = (session(2, n_ctx=4096, n_batch=2048) for _ in range(2))
     list(run_completion(fresh, request(2, prompt=ids)))
     text = "a long text about something " * 20
-    asked = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
-    found = submitted(on, *asked)
+    requests = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
+    found = submitted(on, *requests)
     on.scheduler._admit()
     slot = found[0].slot
     assert slot is not None and found[1].slot is None
@@ -363,9 +363,9 @@ def test_a_lone_sequence_has_the_first_state() -> None:
         sampling=SamplingParams(temperature=0),
         max_tokens=8,
     )
-    for asked in (talk, request(1), request(2)):
-        run = run_chat if isinstance(asked, ChatRequest) else run_completion
-        list(run(on, asked))
+    for one in (talk, request(1), request(2)):
+        run = run_chat if isinstance(one, ChatRequest) else run_completion
+        list(run(on, one))
     assert {slot.state_index for kind, slots, *_ in engine.log if kind == "step" for slot in slots} == {0}
     again = Answer.of(run_chat(on, talk))
     assert again.begin is not None and again.begin.cached_n > 0.5 * again.begin.prompt_n
@@ -451,8 +451,8 @@ def test_a_prompt_that_waits_for_its_next_chunk_can_be_cancelled(chunks: int, wh
     on, stop = session(2, n_ctx=4096), threading.Event()
     first, budget = decoding(on), FixedBudget(is_open=chunks > 0)
     on.scheduler.budget = budget  # type: ignore[assignment]
-    asked = request(1, prompt="long " * 100, prompt_logprobs=whole)
-    (second,) = submitted(on, asked, should_stop=stop.is_set)
+    prompted = request(1, prompt="long " * 100, prompt_logprobs=whole)
+    (second,) = submitted(on, prompted, should_stop=stop.is_set)
     while sum(isinstance(event, Progress) for event in second.events) < chunks or second.slot is None:
         on.scheduler.iterate()
     budget.is_open = False

@@ -110,10 +110,10 @@ def test_an_iteration_without_work_wakes_none() -> None:
 def test_threads_that_alternate_as_driver() -> None:
     """Each reads its own answer, on fewer slots than threads."""
     on, answers = session(2), [Answer() for _ in range(5)]
-    asked = [request(i) for i in range(5)]
-    runs = [run_completion(on, one) for one in asked]
+    requests = [request(i) for i in range(5)]
+    runs = [run_completion(on, one) for one in requests]
     in_threads(*(lambda i=i, run=run: read(run, answers, i) for i, run in enumerate(runs)))
-    assert [answer.text for answer in answers] == [alone(one).text for one in asked]
+    assert [answer.text for answer in answers] == [alone(one).text for one in requests]
     on.close()
 
 
@@ -140,13 +140,13 @@ def test_a_call_from_inside_a_step_is_refused(has_thread: bool) -> None:
                 call()
             refused.append("said")
 
-    asked = [request(1), request(2, max_tokens=60)]
+    requests = [request(1), request(2, max_tokens=60)]
     answers: list[Any] = [Answer(), Answer()]
     runs = [
-        run_completion(on, one, hooks=hooks) for one, hooks in zip(asked, (Hooks(on_step=meddle), Hooks()))
+        run_completion(on, one, hooks=hooks) for one, hooks in zip(requests, (Hooks(on_step=meddle), Hooks()))
     ]
     in_threads(*(lambda i=i, run=run: read(run, answers, i) for i, run in enumerate(runs)), guard=10)
-    assert [answer.text for answer in answers] == [alone(one).text for one in asked] and len(refused) > 3
+    assert [answer.text for answer in answers] == [alone(one).text for one in requests] and len(refused) > 3
     on.close()
 
 
@@ -244,11 +244,11 @@ def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(engine, "device", gpu)
     monkeypatch.setattr(engine, "step", stepped)
     monkeypatch.setattr(on.scheduler, "_tell", reported)
-    asked = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
-    found = submitted(on, *asked)
+    requests = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
+    found = submitted(on, *requests)
     on.scheduler.start()
     answers = [Answer.of(on.scheduler.events(one)) for one in found]
-    assert [answer.text for answer in answers] == [alone(one).text for one in asked]
+    assert [answer.text for answer in answers] == [alone(one).text for one in requests]
     on.close()
     first, last = log.index("step"), len(log) - 1 - log[::-1].index("step")
     between = log[first + 1 : last]
@@ -342,15 +342,17 @@ def test_idle_slots_give_their_rows_to_an_embedding() -> None:
 def test_an_embedding_waits_for_rows(has_thread: bool) -> None:
     """Two sequences have nearly all rows: a long text is embedded once one of them has ended."""
     on, vectors = session(3, n_ctx=600), list[Any]()
-    asked = [request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True) for i in range(2)]
-    found = submitted(on, *asked)
+    requests = [request(i, prompt="word " * 20, max_tokens=150, ignore_eos=True) for i in range(2)]
+    found = submitted(on, *requests)
     while not all(one.is_decoding for one in found):
         on.scheduler.iterate()
     if has_thread:
         on.scheduler.start()
     in_threads(lambda: vectors.append(embed(on, [72] * 300).tolist()))
     assert vectors == [embedded([72] * 300)]
-    assert [Answer.of(on.scheduler.events(one)).text for one in found] == [alone(one).text for one in asked]
+    assert [Answer.of(on.scheduler.events(one)).text for one in found] == [
+        alone(one).text for one in requests
+    ]
     with pytest.raises(ContextOverflowError):
         embed(on, [72] * 700)
     on.close()

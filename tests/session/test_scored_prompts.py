@@ -138,8 +138,8 @@ def test_a_scoring_that_ends_early_leaves_the_scorer_to_the_next(how: str) -> No
 
 def test_sequences_have_their_steps_between_chunks() -> None:
     on = session(parallel=2)
-    asked = chat(None, max_tokens=300, ignore_eos=True)
-    running = generation_of(on, on.prepare(asked))
+    request = chat(None, max_tokens=300, ignore_eos=True)
+    running = generation_of(on, on.prepare(request))
     scoring = Scoring(on.engine, on.prompts, on.prepare(chat()), None)
     for one in (running, scoring):
         one.runs_ahead = True

@@ -97,16 +97,16 @@ def test_an_answer_bound_by_a_schema_is_no_call(session: Session) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {}}}}
     schema = {"type": "object", "properties": {"name": {"const": "f"}, "arguments": {"const": {}}}}
     bound = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    for asked, kinds in (({}, {ToolCallBegin}), ({"response_format": bound}, {TextDelta})):
+    for option, kinds in (({}, {ToolCallBegin}), ({"response_format": bound}, {TextDelta})):
         session.engine.replies = ['</think>{"name": "f", "arguments": {}}']
-        events = list(run_chat(session, chat(tools=(tool,), max_tokens=60, **asked)))
+        events = list(run_chat(session, chat(tools=(tool,), max_tokens=60, **option)))
         assert {type(e) for e in events} & {ToolCallBegin, TextDelta} == kinds
 
 
 def test_thinking_of_chats_that_leave_it_open() -> None:
     """The session's word counts for them, and for no others."""
     engine = FakeEngine(tokenizer=byte_vocabulary(template=TOOL_TEMPLATE))
-    for default, asked, opens in (
+    for default, option, opens in (
         (None, {}, True),
         (False, {}, False),
         (False, {"enable_thinking": True}, True),
@@ -115,7 +115,7 @@ def test_thinking_of_chats_that_leave_it_open() -> None:
     ):
         session = Session(engine, thinking=default)
         assert session.can_switch_thinking
-        assert (session.prepare(chat(**asked)).reasoning == "open") is opens
+        assert (session.prepare(chat(**option)).reasoning == "open") is opens
     no_switch = TOOL_TEMPLATE.replace("enable_thinking", "nothing")
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=no_switch))).can_switch_thinking
     assert not Session(FakeEngine(tokenizer=byte_vocabulary(template=""))).can_switch_thinking

@@ -88,25 +88,25 @@ def test_the_end_is_forced_past_bans_processors_and_criteria() -> None:
     """None of them chose it; logits of the tokens before and behind it reach them as ever."""
     session = on()
     ban = {session.tokenizer.id_of("</think>"): float("-inf")}
-    asked: list[int] = []
+    seen: list[int] = []
     rows: list[Any] = []
 
     def process(ids: Any, scores: Any) -> Any:
-        asked.append(len(ids))
+        seen.append(len(ids))
         rows.append(scores)
         return scores
 
     def criterion(ids: Any, row: Any) -> bool:
-        assert (row == rows[-1]).all() and len(ids) == asked[-1]
+        assert (row == rows[-1]).all() and len(ids) == seen[-1]
         return False
 
     hooks = Hooks(logits_processor=(process,), stopping_criteria=(criterion,))
     sampling = SamplingParams(temperature=0, logit_bias=ban)
     found = answer(session, "abcdfg", hooks, reasoning_budget=3, sampling=sampling, logprobs=1)
     assert found.reasoning == "abc"
-    first = asked[0]
+    first = seen[0]
     n_end = len(session.tokenizer.encode(END))
-    assert asked == [first + i for i in range(60) if not 3 <= i < 3 + n_end]
+    assert seen == [first + i for i in range(60) if not 3 <= i < 3 + n_end]
 
 
 def test_forced_tokens_are_certain() -> None:
@@ -182,21 +182,21 @@ def test_no_budget_at_all_is_a_chat_without_thinking() -> None:
     assert on().prepare(chat(reasoning_budget=0, enable_thinking=True)).reasoning == "closed"
     quiet = on(reasoning_budget=0)
     assert quiet.prepare(chat()).reasoning == "closed"
-    for asked in ({"enable_thinking": True}, {"reasoning_budget": 9}, {"reasoning_effort": "low"}):
-        assert quiet.prepare(chat(**asked)).reasoning == "open"
+    for option in ({"enable_thinking": True}, {"reasoning_budget": 9}, {"reasoning_effort": "low"}):
+        assert quiet.prepare(chat(**option)).reasoning == "open"
     assert answer(quiet, "abcdfg</think>x<|im_end|>", enable_thinking=True).reasoning == "abcdfg"
 
 
 def test_the_sessions_budget_is_the_default_of_chats() -> None:
     session = on(reasoning_budget=3)
-    for asked, thought in (
+    for option, thought in (
         ({}, "abc"),
         ({"reasoning_budget": 5}, "abcdf"),
         ({"reasoning_budget": -1}, "abcdfgabcdfg"),
         ({"reasoning_effort": "max"}, "abcdfgabcdfg"),
         ({"enable_thinking": True}, "abc"),
     ):
-        assert answer(session, "abcdfgabcdfg</think>x<|im_end|>", **asked).reasoning == thought
+        assert answer(session, "abcdfgabcdfg</think>x<|im_end|>", **option).reasoning == thought
 
 
 def test_efforts_are_shares_of_an_answer() -> None:
@@ -263,13 +263,13 @@ QWEN = (
 def test_a_thought_goes_on(template: str, last: dict[str, Any], thinking: bool | None) -> None:
     """Whether the template shows thoughts or not; the blank between the words is the model's."""
     session = on(template)
-    asked = chat(
+    request = chat(
         messages=[USER, {"role": "assistant", **last}],
         continue_final_message=True,
         enable_thinking=thinking,
         max_tokens=200,
     )
-    prepared = session.prepare(asked)
+    prepared = session.prepare(request)
     assert prepared.reasoning == "begun"
     assert prepared.text.endswith("<think>\nI was about") and prepared.text.count("<think>") == 1
     session.engine.replies = [" to say</think>yes<|im_end|>"]  # type: ignore[attr-defined]
@@ -295,8 +295,8 @@ def test_a_thought_that_goes_on_has_a_budget_of_its_own() -> None:
 )
 def test_messages_that_end_outside_a_thought_go_on_there(last: dict[str, Any]) -> None:
     session = on(QWEN)
-    asked = chat(messages=[USER, {"role": "assistant", **last}], continue_final_message=True)
-    assert session.prepare(asked).reasoning == "closed"
+    request = chat(messages=[USER, {"role": "assistant", **last}], continue_final_message=True)
+    assert session.prepare(request).reasoning == "closed"
 
 
 def test_a_bound_answer_behind_a_thought_that_goes_on() -> None:

@@ -320,16 +320,16 @@ def test_both_templates_show_results_within_the_turn(template: ChatTemplate) -> 
     )
     functions = [{"name": "trip", "arguments": {"city": "Rome"}}, {"name": "ping", "arguments": {}}]
     calls = [{"id": f"c{i}", "function": function} for i, function in enumerate(functions)]
-    asked = {"role": "user", "content": "x"}
+    question = {"role": "user", "content": "x"}
     call = {"role": "assistant", "content": "I look.", "tool_calls": calls}
     results = [{"role": "tool", "tool_call_id": f"c{i}", "content": f"result {i}"} for i in (1, 0)]
     again = {"role": "assistant", "content": "", "tool_calls": calls[1:]}
     answered = {"role": "assistant", "content": "So it is."}
     for rows in (
-        [asked, call, *results],
-        [asked, call, *results, again, results[0]],
-        [asked, call, *results, answered, asked],
-        [asked, call, *results, again, results[0], answered, asked],
+        [question, call, *results],
+        [question, call, *results, again, results[0]],
+        [question, call, *results, answered, question],
+        [question, call, *results, again, results[0], answered, question],
     ):
         mine, its = (
             t.render(normalise_messages(rows), tools=TOOLS, enable_thinking=True) for t in (template, other)
@@ -337,11 +337,11 @@ def test_both_templates_show_results_within_the_turn(template: ChatTemplate) -> 
         turns = mine.partition("<|turn>user")[2].replace("\n<channel|>", "<channel|>")
         assert turns == its.partition("<|turn>user")[2]
     going_on = {"tools": TOOLS, "continue_final_message": True}
-    text = other.render(normalise_messages([asked, call, *results, answered]), **going_on)
+    text = other.render(normalise_messages([question, call, *results, answered]), **going_on)
     assert text.endswith('response:trip{value:<|"|>result 0<|"|>}<tool_response|>So it is.')
     begun = {"role": "assistant", "content": "", "reasoning_content": "Hm, so"}
     for one in (template, other):
-        text = one.render(normalise_messages([asked, call, *results, begun]), **going_on)
+        text = one.render(normalise_messages([question, call, *results, begun]), **going_on)
         assert text.endswith("<tool_response|><|channel>thought\nHm, so")
 
 
@@ -353,12 +353,12 @@ def test_calls_and_results_that_the_template_renders_are_read_back(
     if '<|"|' in json.dumps(value).replace('\\"', '"'):
         return
     arguments = {"a": 1, "v": value}
-    asked = {"role": "user", "content": "x"}
+    question = {"role": "user", "content": "x"}
     one = {"id": "c1", "function": {"name": "free", "arguments": arguments}}
     call = {"role": "assistant", "content": "I look.", "tool_calls": [one]}
     answered = {"role": "tool", "tool_call_id": "c1", "content": "found"}
-    before = template.render(normalise_messages([asked]), tools=TOOLS, enable_thinking=True)
-    after = template.render(normalise_messages([asked, call, answered]), tools=TOOLS, enable_thinking=True)
+    before = template.render(normalise_messages([question]), tools=TOOLS, enable_thinking=True)
+    after = template.render(normalise_messages([question, call, answered]), tools=TOOLS, enable_thinking=True)
     assert after.startswith(before)
     result = f"<|tool_response>response:free{{value:{Q}found{Q}}}<tool_response|>"
     assert after.endswith(result)

@@ -107,21 +107,21 @@ def test_older_libraries_write_json_without_blanks(
 def test_a_library_that_knows_of_one_end_only() -> None:
     """As older versions, to which guidance is pinned."""
     compiler = GrammarCompiler(TOKENIZER, N_VOCAB)
-    library, asked = compiler._library, []
+    library, calls = compiler._library, []
 
     class Older:
         def __getattr__(self, name: str) -> Any:
             return getattr(library, name)
 
         def LLTokenizer(self, *arguments: Any, eos_token: Any, **more: Any) -> Any:
-            asked.append(eos_token)
+            calls.append(eos_token)
             if isinstance(eos_token, list):
                 raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
             return library.LLTokenizer(*arguments, eos_token=eos_token, **more)
 
     compiler._library = Older()
     processor = compiler.processor(GrammarSpec("regex", "ab"), len(PROMPT))
-    assert asked == [sorted(TOKENIZER.eog_ids), TOKENIZER.eos_id]
+    assert calls == [sorted(TOKENIZER.eog_ids), TOKENIZER.eos_id]
     assert texts(allowed(processor, [])) == {"a"}
     assert allowed(processor, TOKENIZER.encode("ab")) == {TOKENIZER.eos_id}
 

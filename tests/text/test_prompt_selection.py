@@ -202,16 +202,16 @@ def test_units_end_at_line_ends(tokenizer: Tokenizer) -> None:
 
 def test_the_question_is_the_last_users_text(tokenizer: Tokenizer) -> None:
     """Another engine's queries lay on the template's suffix."""
-    asked: list[str] = []
+    queries: list[str] = []
 
     class Spy(Scored):
         def score(self, ids: Sequence[int], units: Sequence[ps.Range], question: ps.Range) -> np.ndarray:
-            asked.append(tokenizer.decode(ids[slice(*question)]))
+            queries.append(tokenizer.decode(ids[slice(*question)]))
             return super().score(ids, units, question)
 
     messages = conversation(random.Random(7), 900)
     select(tokenizer, Selector(tokenizer, Spy()), messages, 0.5)
-    assert asked == [messages[-1]["content"]]
+    assert queries == [messages[-1]["content"]]
 
 
 def test_a_score_that_is_no_number_is_an_error(tokenizer: Tokenizer) -> None:
