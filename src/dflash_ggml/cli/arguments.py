@@ -33,40 +33,39 @@ from .wording import count
 log = logging.getLogger(__name__)
 
 _MODEL = """
--m --model GGUF|NAME | target model: a file, NAMES (fetched once), or a repository as with -hf (default: the embedded
+-m --model GGUF|NAME | target model: a file, NAMES (downloaded once), or a repository as with -hf (default: the embedded
     demonstration pair)
 -md --model-draft PATH | DFlash draft: GGUF, or a safetensors folder (default: found beside the target)
--hf -hfr --hf-repo USER/REPO[:QUANT] | fetch the target from the Hugging Face hub, and its draft if one is published
--hff --hf-file FILE | this file of the -hf repository
--hfd --hf-repo-draft USER/REPO[:QUANT] | fetch the draft from the hub
---list-pairs _ pairs | print which draft belongs to which target, and leave
--hft --hf-token TOKEN | token for the hub (default: HF_TOKEN, or what is logged in)
+-hf -hfr --hf-repo USER/REPO[:QUANT] | download the target from the Hugging Face hub, and its draft if one is published
+-hff --hf-file FILE | use this file of the -hf repository
+-hfd --hf-repo-draft USER/REPO[:QUANT] | download the draft from the hub
+--list-pairs _ pairs | print which draft belongs to which target, and exit
+-hft --hf-token TOKEN | token for the hub (default: HF_TOKEN, or the stored login)
 --offline | use only what the hub's cache already holds
--c --ctx-size N int {n_ctx} | context in tokens, 0: as trained, as far as it fits: into the GPU's memory, on the CPU into half of
-    what is free (default {n_ctx})
---gpu-memory SIZE size | what may be taken of the GPU's memory: 23GiB, 24GB, 90%% (default: what is free)
--b --batch-size N int 0 | tokens per prefill pass (default 0: chosen)
+-c --ctx-size N int {n_ctx} | context in tokens, 0: the trained length, or what fits the GPU's memory, on the CPU half of what is
+    free (default {n_ctx})
+--gpu-memory SIZE size | limit of GPU memory: 23GiB, 24GB, 90%% (default: what is free)
+-b --batch-size N int 0 | tokens per prefill pass (default 0: automatic)
 -t --threads N int | CPU threads (default: physical cores, fewer on a busy machine)
 -ngl --gpu-layers --n-gpu-layers N layers -1 | 0: stay on the CPU; else use a GPU if present
 -mg --main-gpu I int 0 | which GPU, or which of --device (default 0)
--dev --device NAME,... names | devices that may be used, as dflash-doctor names them; several share the layers; none: the CPU
-    (default: one GPU, with -sm layer all)
--sm --split-mode MODE split | layer: share the layers out among the devices; tensor: halve every layer between two; none: use one
-    (default: layer where --device names several or -ts is given)
--ts --tensor-split N,... parts | in which proportions layers are shared out (default: by what is free)
---prompt-keep SHARE float | read this share of long prompts only, such as 0.1, chosen by the question: LOSSY. The server
-    lets requests ask for it (dflash.prompt_keep), for no less (default: all is read)
--mp --prompt-scorer PATH|lexical | what chooses it: a GGUF file of Qwen3.5-0.8B, or the question's words (default: such a file
-    beside the target, else words)
+-dev --device NAME,... names | devices to use, as named by dflash-doctor; several split the layers; none: the CPU (default: one
+    GPU, all with -sm layer)
+-sm --split-mode MODE split | layer: split the layers among the devices; tensor: halve every layer between two; none: use one
+    (default: layer if --device names several or -ts is given)
+-ts --tensor-split N,... parts | proportions of the split by layers (default: by free memory)
+--prompt-keep SHARE float | prefill only this share of long prompts, such as 0.1, selected by the question: LOSSY. On the
+    server, the smallest share that requests may set with dflash.prompt_keep (default: off, prompts are prefilled whole)
+-mp --prompt-scorer PATH|lexical | scorer of --prompt-keep: a GGUF file of Qwen3.5-0.8B, or lexical, by the question's words
+    (default: such a file beside the target, else lexical)
 -devd --device-draft NAME | the device of the draft (default: that of the target's last layers)
 """
 _EXPERTS = """
--cmoe --cpu-moe _ all | keep the experts of all layers in the host's memory and compute them on the CPU
--ncmoe --n-cpu-moe N int | those of the first N layers only (default: of as few as it takes where the model does not fit the
-    GPU)
+-cmoe --cpu-moe _ all | keep the experts of all layers in host memory and compute them on the CPU
+-ncmoe --n-cpu-moe N int | the same for the first N layers only (default: 0, or the fewest with which the model fits the GPU)
 """
 _CACHES = """
---cache-type TYPE cache | type of keys and values alike, where -ctk and -ctv say nothing else
+--cache-type TYPE cache | type of keys and values, unless -ctk or -ctv is given
 -ctk --cache-type-k TYPE cache | type of the keys in the K/V cache: KNOWN (default auto: f16 on a GPU, f32 on the CPU, where it
     is faster)
 -ctv --cache-type-v TYPE cache | type of its values: KNOWN (default auto: f16 on a GPU, f32 on the CPU, where it is faster)
@@ -74,23 +73,23 @@ _CACHES = """
 -ctvd --cache-type-v-draft TYPE cache | type of its values: KNOWN (default as the target's)
 """
 _DECODING = f"""
---mode _ mode auto | how to draft (default auto)
---spec NAME,... sources | what may draft: some of {", ".join(SOURCES)}, or none (default: all that there are; suffix is text that
-    stood before, which takes no model)
+--mode _ mode auto | how to draft: auto decides at each step, plain does not draft, chain drafts one continuation, tree a tree
+    (default auto)
+--spec NAME,... sources | sources of drafts: some of {", ".join(SOURCES)}, or none (default: all that are available; suffix is
+    prompt lookup, which needs no model)
 --budget B int 31 | tree nodes without the root, 1..{MAX_BUDGET} (default 31)
---candidates K int | tokens per drafted position that the tree may branch over (default 8, for a budget above 15: 16; of DFlash2
-    as its file says)
+--candidates K int | candidate tokens per drafted position (default 8, for a budget above 15: 16; for DFlash2 as in its file)
 --chain-seed | put the most likely chain into the tree first
---draft-window N int | tokens that the draft's window layers see, for a draft whose file does not tell, 0: all (default: as the
-    file says)
---draft-max N int 3 | tokens that the target's own prediction head drafts ahead, where it has one, at most {MAX_AHEAD}
-    (default 3); other drafts have a block
---draft-type TYPE weights | what the draft's float weights become while they are loaded, one of {", ".join(get_args(DraftType))}
-    (default: as published, on a GPU q8_0 where that does not fit)
---fa-window N int 0 | see only the last N tokens and the first 64 while decoding, 0: all; faster in long texts, and CHANGES THE
-    TEXT (default 0)
---no-calibrate | do not measure at the first start what passes cost here; auto then learns it while decoding
---reproducible | no decision looks at the clock: auto is a tree of --budget nodes on a GPU, plain on the CPU
+--draft-window N int | attention window of the draft's window layers in tokens, for a draft whose file does not declare it,
+    0: none (default: as in the file)
+--draft-max N int 3 | tokens that the target's prediction head (MTP), if it has one, drafts ahead, at most {MAX_AHEAD}
+    (default 3); other drafts have a fixed block
+--draft-type TYPE weights | convert the draft's float weights while loading, to one of {", ".join(get_args(DraftType))}
+    (default: as published; q8_0 if that does not fit the GPU)
+--fa-window N int 0 | attend only to the last N tokens and the first 64 while decoding, 0: all; faster in long contexts, and
+    CHANGES THE OUTPUT (default 0)
+--no-calibrate | do not measure pass times at the first start; auto then learns them while decoding
+--reproducible | no decision depends on timing: auto is a tree of --budget nodes on a GPU, plain on the CPU
 """
 # of these and of the sampler's, what `--help` shows where it does not show all
 USUAL = (
@@ -101,7 +100,7 @@ USUAL = (
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
     """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one. n_ctx: the context
     where none is asked for."""
-    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     names = " or ".join(model.name for model in NAMED)
     model, cache = parser.add_argument_group("model"), {"choices": get_args(CacheType)}
     pairs = {"action": ListPairs, "nargs": 0}

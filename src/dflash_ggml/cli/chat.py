@@ -33,12 +33,12 @@ FENCE = '"""'
 _CONVERSATION = """
 -sys --system TEXT text | system message
 -sysf --system-prompt-file FILE system | the same from a file
--n --predict --n-predict N limit | longest answer in tokens, -1: what the context holds (default)
+-n --predict --n-predict N limit | most tokens of an answer, -1: as many as the context holds (default)
 """
 _FILES = f"""
---load FILE | go on with a saved conversation
---history FILE path {HISTORY} | lines typed in earlier sessions (default {HISTORY})
---no-history | keep no lines
+--load FILE | continue a saved conversation
+--history FILE path {HISTORY} | file with the lines typed in earlier sessions (default {HISTORY})
+--no-history | save no lines
 -v --verbose | log what is loaded
 """
 

@@ -25,21 +25,20 @@ FORMATS = ("auto", "deepseek", "none", "deepseek-legacy")  # of thoughts in answ
 log = logging.getLogger(__name__)
 
 _CHAT = """
---think _ think auto | turn the model's thinking on or off, through its chat template (default auto: as the template has it)
---reasoning-budget N budget | tokens of thinking before it is ended, 0: none, -1: as many as the model wants (default)
---reasoning-format FORMAT format auto | none: thoughts stay in the text, with their tags; auto, deepseek: they are set apart
-    (default)
---reasoning-effort LEVEL | the variable of this name for the chat template, where it has levels: low, medium, high
---chat-template JINJA template | a chat template, or a known one's name: chatml
+--think _ think auto | turn the model's thinking on or off, through its chat template (default auto: the template's own default)
+--reasoning-budget N budget | most tokens of thinking, after which it is ended; 0: none, -1: no limit (default)
+--reasoning-format FORMAT format auto | none: leave thoughts in the text, with tags; auto, deepseek: separate them (default auto)
+--reasoning-effort LEVEL | thinking effort: low, medium or high, as reasoning_effort in the chat template, if it has such levels
+--chat-template JINJA template | chat template: its Jinja source, or a name such as chatml
 --chat-template-file FILE file | the same from a file
 --chat-template-kwargs JSON variables | variables for the chat template: {"enable_thinking": false}
 """
 _TEXT = """
---ignore-eos | go on behind the model's end of text
--r --reverse-prompt TEXT stops | end the text where this comes; may be repeated
---grammar GBNF gbnf | hold the text to this grammar
+--ignore-eos | continue after end-of-generation tokens
+-r --reverse-prompt TEXT stops | stop at this string; may be repeated
+--grammar GBNF gbnf | constrain the output by this grammar
 --grammar-file FILE gbnf_file | the same from a file
--j --json-schema JSON schema | hold the text to this JSON schema
+-j --json-schema JSON schema | constrain the output by this JSON schema
 -jf --json-schema-file FILE schema_file | the same from a file
 """
 

@@ -24,8 +24,13 @@ _OPTIONS = f"""
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="dflash-convert", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser = Parser(
+        prog="dflash-convert",
+        description="Convert a draft's safetensors folder to GGUF, for this package and for llama.cpp."
+        " A folder with a prediction head (tensors mtp.*) gives the target's file with that head in it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     what = "the draft: a folder with config.json and safetensors, or a GGUF file"
     parser.add_argument("draft", type=Path, help=what)
     kinds: dict[str, Any] = {

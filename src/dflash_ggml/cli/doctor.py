@@ -40,8 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line: the options of `dflash-run` that name and load models."""
     parser = Parser(
         prog="dflash-doctor",
-        description="Say what was built, what this machine has, whether the files fit, and how fast it decodes.",
-        epilog="Each line has a verdict: ok, note, or bad with what to do. The exit code is 1 if one is bad.",
+        description="Check the build, the devices, the model files and the memory plan, and time a short decoding run.",
+        epilog="Each line is ok, note, or bad with a remedy. The exit code is 1 if one is bad.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_options(parser)

@@ -18,23 +18,23 @@ from .chat_options import THINKING
 from .wording import count
 from .writer import Writer, write_answer
 
-HELP = """Write a message and press Enter. A line that ends in \\ goes on; \"\"\" begins and ends a long text.
+HELP = """Write a message and press Enter. A line that ends in \\ continues on the next; \"\"\" begins and ends several lines.
 Ctrl-C stops the answer, Ctrl-D ends the program.
 
 /system [TEXT]       set the system message; without TEXT show it, "/system -" removes it
 /reset               forget the conversation (the system message stays)
-/undo                take the last question and its answer back
+/undo                remove the last question and its answer
 /save FILE           write the conversation as JSON
-/load FILE           read it again, in place of this one
-/think on|off|auto   the model's thinking; without a word show it
+/load FILE           replace it by a saved one
+/think on|off|auto   set the model's thinking; alone it shows the setting
 /set                 show all sampling options; /set NAME shows one, /set NAME VALUE sets it: /set temperature 0.2
-                     /set max_tokens N bounds an answer, "none" lets it fill the context
-/tokens              how full the context is
-/stats               speed and acceptance, of the last answer and of all
-/help                this text
+                     /set max_tokens N limits an answer; "none": up to the end of the context
+/tokens              show how full the context is
+/stats               show speed and acceptance, of the last answer and of all
+/help                show this help
 /quit                end the program, as /exit does
 
-A message that begins with a slash is written with two: //etc is a path. What is typed during an answer is taken next."""
+A message that begins with a slash is written with two: //etc is a path. What is typed during an answer is read next."""
 
 SAVE_VERSION = 1
 Save = tuple[str, list[dict[str, Any]]]  # system message, messages

@@ -47,12 +47,12 @@ _PROMPT = """
 --chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else on stderr
 -sys --system TEXT | system message (with --chat)
 -sysf --system-prompt-file FILE system | the same from a file
--e --escape | read escapes in --prompt: \\\\n is a new line
+-e --escape | interpret escapes in --prompt, such as \\n for a new line
 """
 _OUTPUT = """
 --json | print one JSON object instead of streaming text
---versus-plain | afterwards decode as much plainly, by turns where it is soon done, and say in a line what drafting was worth
--v --verbose | print the widths that auto chose, the device and the sizes of everything on it
+--versus-plain | decode the same again plainly, alternating for short runs, and print the speed-up in a line
+-v --verbose | print the widths that auto chose, the device and the memory plan
 """
 _USUAL = f"-p -f --chat -sys --think -n -j --json -v {USUAL}"
 _SOURCES = "give --prompt TEXT, -f FILE, or - for standard input"

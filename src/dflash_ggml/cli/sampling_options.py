@@ -19,7 +19,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `sampling_params` reads: all that the sampler has."""
     default = SamplingParams()
     group = parser.add_argument_group(
-        "sampling", "what is not given is as the model file recommends it, if it does"
+        "sampling", "defaults are those that the model file recommends, if it has any"
     )
     for name, option in OPTIONS.items():
         value = getattr(default, name)

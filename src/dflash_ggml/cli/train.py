@@ -26,26 +26,26 @@ _MORE = "give more text or a smaller --length"
 
 _TEXT = """
 --data PATH paths | text files, folders of them, .jsonl with text, prompt or messages, or own-text.npz of an earlier run
---suffix END words | of a folder's files take those that end so, e.g. .py .md
---max-bytes N int 400000000 | read no more text than this (default 400 MB)
---own-text TOKENS int 0 | let the target write so many tokens first, behind prompts or beginnings of the texts (kept as
+--suffix END words | file name endings to take from folders, such as .py .md
+--max-bytes N int 400000000 | most bytes of text to read (default 400 MB)
+--own-text TOKENS int 0 | let the target generate this many tokens first, after prompts or beginnings of the texts (saved as
     own-text.npz)
---own-share P float 0.7 | share of its own text in a batch (default 0.7)
---prompt N int 96 | tokens of a text that it goes on from (default 96)
---temperature T float 0.8 | of what it writes (default 0.8)
---greedy P float 0.5 | share of rows that it writes greedily (default 0.5)
---write-batch N int 64 | rows that it writes at once (default 64)
+--own-share P float 0.7 | share of the target's own text in a batch (default 0.7)
+--prompt N int 96 | tokens of a text that the target continues (default 96)
+--temperature T float 0.8 | temperature of the target's own text (default 0.8)
+--greedy P float 0.5 | share of rows that are generated greedily (default 0.5)
+--write-batch N int 64 | rows that are generated at once (default 64)
 """
 _DRAFT = """
---kind _ kind | what to train (default dflash, or what --start-from is)
---start-from FOLDER path | begin with a published draft's weights and sizes
+--kind _ kind | kind of draft to train (default dflash, or that of --start-from)
+--start-from FOLDER path | start from a published draft's weights and sizes
 --layers N int | layers (default 5)
 --ffn N int | width of the feed-forward layers (default: the target's)
 --heads N int | query heads (default 32)
 --kv-heads N int | key/value heads (default 8)
 --head-dim N int | size of a head (default 128)
 --block N int | columns of a block, the pending token's included (default 16)
---taps I,J,.. layers | target layers that it reads, from 0 (default: five, spread)
+--taps I,J,.. layers | tapped target layers, from 0 (default: five, spread)
 --mask-id ID int | token of masked columns (default: the tokenizer's or an unused one)
 --window N int | attention window of all layers but the last (default 0: none)
 --rank N int | rank of pair scores, dflash2 and dspark (default 256)
@@ -56,27 +56,31 @@ _DRAFT = """
 """
 _LOOP = """
 --steps N int 0 | steps to train (default: as many as --minutes allows)
---minutes M float 0.0 | minutes to train, without writing text and checks
---batch N int {run.batch} | rows a step (default {run.batch})
---length N int {run.length} | tokens a row (default {run.length})
---anchors N int {run.anchors} | blocks a row (default {run.anchors})
+--minutes M float 0.0 | minutes to train, not counting text generation and evaluation
+--batch N int {run.batch} | rows per step (default {run.batch})
+--length N int {run.length} | tokens per row (default {run.length})
+--anchors N int {run.anchors} | blocks per row (default {run.anchors})
 --lr X float {run.lr} | highest learning rate (default {run.lr:g})
---warm-up N int {run.warm_up} | steps until it is reached (default {run.warm_up})
---gamma G float 0.0 | depth at which a token counts 1/e (default: by the block)
---seed N int {run.seed} | of all that is drawn (default {run.seed})
---held N int {run.checked} | rows held out for the check (default {run.checked})
+--warm-up N int {run.warm_up} | steps until the highest learning rate (default {run.warm_up})
+--gamma G float 0.0 | depth at which a token's weight in the loss is 1/e (default: by the block)
+--seed N int {run.seed} | random seed (default {run.seed})
+--held N int {run.checked} | rows held out for evaluation (default {run.checked})
 --save-minutes M float {run.save_minutes} | minutes between checkpoints (default 10)
---device NAME device | cpu, cuda or cuda:N (default: cuda where there is one)
---keep GIB float | memory for the target's features (default: a quarter of all free)
---resume | go on from the folder's checkpoint, with the options that it began with
+--device NAME device | cpu, cuda or cuda:N (default: cuda if available)
+--keep GIB float | GPU memory for cached target features in GiB (default: a quarter of what is free)
+--resume | continue from the output folder's checkpoint, with the same options
 --compile | compile the draft with torch.compile
 --graph | replay steps as a CUDA graph: faster for drafts of a small target
 """
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="dflash-train", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--version", action=Version, nargs=0, help="print the version and leave")
+    parser = Parser(
+        prog="dflash-train",
+        description="Train a draft for a target (GGUF or transformers checkpoint), on text or on the target's own output.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     parser.add_argument(
         "target",
         type=Path,

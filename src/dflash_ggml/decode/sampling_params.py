@@ -50,23 +50,32 @@ class SamplingParams:
     temperature: float = _option(
         0.8, "--temp", "--temperature", help="temperature, 0: greedy, below 0: plain softmax, no filters"
     )
-    top_k: int = _option(40, "--top-k", help="keep the K best, 0: all")
-    top_p: float = _option(0.95, "--top-p", help="nucleus, 1: off")
-    min_p: float = _option(0.05, "--min-p", help="share of the best, 0: off")
-    typical_p: float = _option(1.0, "--typical", "--typical-p", help="locally typical, 1: off")
+    top_k: int = _option(40, "--top-k", help="keep the N most likely tokens, 0: all")
+    top_p: float = _option(
+        0.95,
+        "--top-p",
+        help="nucleus sampling: keep the most likely tokens with this total probability, 1: off",
+    )
+    min_p: float = _option(
+        0.05, "--min-p", help="keep tokens with at least this share of the best one's probability, 0: off"
+    )
+    typical_p: float = _option(1.0, "--typical", "--typical-p", help="locally typical sampling, 1: off")
     repeat_penalty: float = _option(
         1.0,
         "--repeat-penalty",
-        help="divides positive logits of seen tokens, multiplies negative ones, 1: off",
+        help="penalty for tokens that occurred: divides their positive logits, multiplies negative ones, 1: off",
     )
     presence_penalty: float = _option(
-        0.0, "--presence-penalty", help="subtracted once from every seen token, 0: off"
+        0.0, "--presence-penalty", help="subtracted once from the logit of every token that occurred, 0: off"
     )
     frequency_penalty: float = _option(
-        0.0, "--frequency-penalty", help="subtracted for every time a token was seen, 0: off"
+        0.0, "--frequency-penalty", help="subtracted from a logit for each occurrence of its token, 0: off"
     )
     penalty_last_n: int = _option(
-        64, "--repeat-last-n", help="last tokens that count as seen, 0: off, -1: all", request="repeat_last_n"
+        64,
+        "--repeat-last-n",
+        help="last tokens that these penalties count, 0: off, -1: all",
+        request="repeat_last_n",
     )
     logit_bias: Mapping[int, float] = _option(
         dict,
@@ -75,7 +84,9 @@ class SamplingParams:
         help="add to a token's logit, -inf: ban it; may be repeated",
         parse=token_bias,
     )
-    seed: int | None = _option(None, "-s", "--seed", help="seed of the draws, -1: random", parse=seed_number)
+    seed: int | None = _option(
+        None, "-s", "--seed", help="random seed, -1: a new one each time", parse=seed_number
+    )
     mirostat_mode: int = _option(
         0,
         "--mirostat",

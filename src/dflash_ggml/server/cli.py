@@ -52,7 +52,7 @@ _BAD = (ConfigError, ModelFileError, ContextOverflowError)  # an option or a fil
 
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
-  dflash-serve -hf unsloth/Qwen3.6-27B-GGUF:Q4_K_M       # fetches its draft, too: --list-pairs
+  dflash-serve -hf unsloth/Qwen3.6-27B-GGUF:Q4_K_M       # downloads its draft, too: --list-pairs
   dflash-serve -hf unsloth/Qwen3.5-27B-GGUF:Q4_K_M -hfd z-lab/Qwen3.5-27B-DFlash
   dflash-serve --host 0.0.0.0 --api-key-file keys.txt
 
@@ -66,21 +66,22 @@ _SERVER = """
 --api-key-file FILE | accept the keys in this file, one per line
 -a --alias NAME,... names | names of the model, instead of the file's; may be repeated
 --strict | refuse fields that are not honoured, instead of naming them in the header x-dflash-notes
---strict-model | answer to the model's own names only, instead of to any
--np --parallel N int 0 | requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by the memory
-    that is free, as many as leave one request what it would have alone)
---queue N int 256 | requests that may wait (default 256)
---queue-per-client N int | of these, requests of one client: a key and an address (default half)
+--strict-model | answer a request for another model name with 404, instead of accepting any name
+-np --parallel N int 0 | slots: requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by
+    free memory, as many as still leave one request the full context)
+--queue N int 256 | most waiting requests; beyond them 503 (default 256)
+--queue-per-client N int | most waiting requests of one client, a key and an address; beyond them 429 (default half)
 -n --predict --n-predict --max-tokens N limit | tokens per answer for requests that set no limit of their own, -1: none (default)
 --max-body BYTES int 8388608 | largest request body (default 8 MiB)
 --drain S float 10 | seconds a running answer may take after SIGTERM
---supervise | run the model in a process of its own, and start that again when it dies
---cache-mb MB int 1024 | memory for cached prefixes, 0: none, -1: without a limit (default 1024)
---cache-disk DIR path | folder where long prefixes outlive this server; what they hold of your texts can be read there by you
-    alone
---cache-disk-mb MB int 32768 | what the files of --cache-disk may take; the longest unused go first (default 32768)
---allowed-host NAME hosts | further Host header to accept on loopback, by which a proxy or a container asks; *.NAME: all below it
---cors-origin URL,... names | let pages of these origins call the API, *: of all; may be repeated
+--supervise | run the engine in a separate process, and restart it when it dies
+--cache-mb MB int 1024 | memory for cached prefixes, 0: none, -1: no limit (default 1024)
+--cache-disk DIR path | folder for long prefixes, which survive a restart; the files contain your prompts' tokens and are readable
+    by you alone
+--cache-disk-mb MB int 32768 | limit of the files of --cache-disk; the least recently used go first (default 32768)
+--allowed-host NAME hosts | further Host header to accept without a key, as sent through a proxy or from a container; *.NAME: its
+    subdomains
+--cors-origin URL,... names | allow pages of these origins to call the API, *: all; may be repeated
 """
 _USUAL = f"--host --port --api-key --api-key-file -a -np -n --cache-mb --think -v {USUAL}"
 
