@@ -26,9 +26,7 @@ def engine(demo_target: Path, demo_draft: Path) -> Iterator[Solo]:
         yield found
 
 
-def batched(
-    engine: Solo, params: list[SamplingParams], mode: Any, joined: bool = False
-) -> list[list[int]]:
+def batched(engine: Solo, params: list[SamplingParams], mode: Any, joined: bool = False) -> list[list[int]]:
     """Generate after the first prompts, four at a time; a slot is reused when its sequence has ended. joined: prompts are
     prefilled in the passes of running sequences."""
     outputs: list[list[int]] = [[] for _ in params]

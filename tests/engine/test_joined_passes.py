@@ -22,7 +22,7 @@ from dflash_ggml.session.answer import Answer
 from dflash_ggml.session.requests import CompletionRequest
 from dflash_ggml.session.session import Session, generation_of, run_completion
 from reference import toys
-from reference.engine_kit import EXACT, Solo, text
+from reference.engine_kit import EXACT, Solo, generate
 
 BAD = 61  # a token that the toys never write, whose embedding is NaN
 IDS = np.random.default_rng(3).integers(0, 50, 90).tolist()
@@ -69,7 +69,7 @@ def joined(engine: Solo, slot: Slot, ids: list[int], others: list[Sequence]) -> 
 def alone(engine: Solo, ids: list[int], n: int) -> list[int]:
     slot = engine.open(300)
     slot.prefill(ids)
-    found = text(slot, max_tokens=n)
+    found = generate(slot, max_tokens=n)
     slot.close()
     return found
 
@@ -99,7 +99,7 @@ def test_a_prompt_that_overflows_harms_none_of_the_others(engine: Solo) -> None:
     assert on(engine, other, 40) == expected
     slot.reset()
     slot.prefill(LONG)
-    assert text(slot, max_tokens=30) == alone(engine, LONG, 30)
+    assert generate(slot, max_tokens=30) == alone(engine, LONG, 30)
 
 
 def test_a_sequence_that_overflows_does_not_harm_the_prompt(engine: Solo) -> None:
@@ -108,7 +108,7 @@ def test_a_sequence_that_overflows_does_not_harm_the_prompt(engine: Solo) -> Non
     other.pending = BAD
     (step,) = joined(engine, slot, LONG, [other])
     assert isinstance(step, NonFiniteError)
-    assert text(slot, max_tokens=30) == expected
+    assert generate(slot, max_tokens=30) == expected
 
 
 def test_an_error_of_a_sampler_is_its_sequences(engine: Solo) -> None:
@@ -122,7 +122,7 @@ def test_an_error_of_a_sampler_is_its_sequences(engine: Solo) -> None:
     steps = joined(engine, slot, LONG, [broken, other])
     assert isinstance(steps[0], ZeroDivisionError) and not isinstance(steps[1], Exception)
     assert on(engine, other, 40) == expected[0]
-    assert text(slot, max_tokens=30) == expected[1]
+    assert generate(slot, max_tokens=30) == expected[1]
 
 
 def test_a_pass_that_breaks_off_leaves_both_inconsistent(
@@ -146,7 +146,7 @@ def test_a_chunk_that_no_sequence_joins_runs_alone(engine: Solo) -> None:
     other.isolated = True
     (step,) = joined(engine, slot, LONG, [other])
     assert len(step.tokens) >= 1
-    assert text(slot, max_tokens=30) == alone(engine, LONG, 30)
+    assert generate(slot, max_tokens=30) == alone(engine, LONG, 30)
     assert on(engine, other, 40) == alone(engine, IDS, 40)
 
 
