@@ -203,7 +203,7 @@ def test_answer_again_edit_continue_and_delete(
     answer = ".message.assistant:last-child .text"
     page.answered("Question")
     runner.script = lambda request: plain("Another\n\none\n\nin parts")
-    page.press("Answer again")
+    page.press("Regenerate")
     page.until(lambda: page.texts(answer) == ["Anotheronein parts"] and page.idle())
     assert contents(runner.requests[1]) == [("user", "Question")]
     assert page.texts(".versions") == ["2/2"]

@@ -32,7 +32,7 @@ export class Library {
   async begin() {
     await this.openAddress();
     await this.refresh();
-    if (!(await this.ready).lasting) toast("This browser keeps nothing for this page: conversations end with it");
+    if (!(await this.ready).lasting) toast("This browser stores nothing for this page: conversations are lost when it is closed");
   }
 
   /** Opens the conversation that the address names. */
@@ -66,7 +66,7 @@ export class Library {
       await (await this.ready).put(conversation);
       this.others.postMessage(conversation.id);
     } catch (error) {
-      toast(`The conversation could not be kept: ${error?.message ?? "the browser refused"}`);
+      toast(`The conversation could not be saved: ${error?.message ?? "the browser refused"}`);
     }
     await this.refresh();
   }

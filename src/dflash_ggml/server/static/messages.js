@@ -80,7 +80,7 @@ class Item {
     if (node.content) out.push(copy);
     out.push(iconButton("edit", "Edit", () => this.edit()));
     if (node.role === "assistant") {
-      out.push(iconButton("again", "Answer again", act("again")));
+      out.push(iconButton("again", "Regenerate", act("again")));
       if (node.content && view.conversation.head === node.id) out.push(iconButton("further", "Continue", act("further"), { class: `icon-button${node.cut ? " wanted" : ""}` }));
       if (view.hasTree(node)) out.push(iconButton("tree", "Show its trees", act("tree")));
     }
@@ -199,6 +199,6 @@ export class MessageView {
 }
 
 function hint(continues) {
-  const what = continues ? "Begin a text, and the model goes on." : "Ask something.";
+  const what = continues ? "Begin a text, and the model continues it." : "Ask something.";
   return make("p", { id: "hint", text: `${what} Every answer is drafted as a tree of candidates and checked by the model in one pass per step; the tree panel shows which path it took.` });
 }

@@ -40,7 +40,7 @@ export class Sidebar {
     const groups = Map.groupBy ? Map.groupBy(shown, (head) => age(head.updated)) : new Map([["All", shown]]);
     const out = [...groups].map(([name, heads]) => make("section", {}, make("h2", { text: name }),
       make("ul", {}, ...heads.map((head) => this.entry(head)))));
-    if (!out.length) out.push(make("p", { class: "quiet", text: wanted ? "No title has that." : "Nothing kept yet." }));
+    if (!out.length) out.push(make("p", { class: "quiet", text: wanted ? "No matching titles." : "No saved conversations yet." }));
     $("conversations").replaceChildren(...out);
   }
 
