@@ -69,11 +69,11 @@ def test_sizes_and_the_tokens_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed, said",
+    "seed, message",
     [(24, "qwen3moe"), (42, "rope.scaling.type"), (43, "turn heads"), (44, "sliding_window"), (61, "gemma3")],
 )
-def test_what_it_cannot_compute_is_refused_by_name(tmp_path: Path, seed: int, said: str) -> None:
-    with pytest.raises(ModelFileError, match=said):
+def test_what_it_cannot_compute_is_refused_by_name(tmp_path: Path, seed: int, message: str) -> None:
+    with pytest.raises(ModelFileError, match=message):
         opened(tmp_path, seed)
 
 

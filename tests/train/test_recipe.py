@@ -270,14 +270,14 @@ def test_shapes_of_other_drafts_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_draft_of_which_something_would_be_lost_is_refused(
-    tmp_path: Path, kind: str, change: dict, said: str
+    tmp_path: Path, kind: str, change: dict, message: str
 ) -> None:
     """Each field by its name; without it the same draft can be started from."""
     config = config_json(KINDS[kind], TARGET)
     shape_of(config, tmp_path, TARGET)
     changed = config | change
     changed["dflash_config"] = config["dflash_config"] | change.get("dflash_config", {})
-    with pytest.raises(ModelFileError, match=said):
+    with pytest.raises(ModelFileError, match=message):
         shape_of(changed, tmp_path, TARGET)
 
 

@@ -202,11 +202,17 @@ def test_errors_are_one_line(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [(None, "the loss is nan at step 5"), (torch.OutOfMemoryError("CUDA out of memory."), "--batch")],
 )
 def test_a_step_that_goes_wrong_writes_nothing(
-    twins, own_text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch, fault, said: str
+    twins,
+    own_text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    fault,
+    message: str,
 ) -> None:
     """The fifth of five steps, after which no progress line is printed."""
     from dflash_ggml.train.loop import Trainer
@@ -222,7 +228,7 @@ def test_a_step_that_goes_wrong_writes_nothing(
     monkeypatch.setattr(Trainer, "one", one)
     assert train(twins, tmp_path / "out", SIZES, RUN, f"--data {own_text} --steps 5") == 1
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not list(tmp_path.glob("out/*"))
 
 
