@@ -243,7 +243,7 @@ def test_shapes_of_other_drafts_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "said"),
+    ("kind", "change", "message"),
     [
         (
             "dflash",
