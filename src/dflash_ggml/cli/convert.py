@@ -5,6 +5,7 @@ A folder with a prediction head (tensors `mtp.*`) gives the target's file with t
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -41,7 +42,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def convert(args) -> list[str]:
+def convert(args: argparse.Namespace) -> list[str]:
     """Check the pair and write the file; notes for people. Raises DflashError, OSError."""
     from ..drafts.convert import write_gguf
     from ..drafts.dflash.file import DraftFile

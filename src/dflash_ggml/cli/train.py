@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def _device(text: str) -> str:
     return text
 
 
-def check_text(args) -> None:
+def check_text(args: Namespace) -> None:
     """Raises ConfigError for options of the text that cannot be."""
     for name, value, low, high in (
         ("--own-text", args.own_text, 0, 1 << 40),
@@ -129,7 +129,7 @@ def tell(line: str) -> None:
     print(line, flush=True)
 
 
-def train(args, interrupt: Interrupt) -> bool:
+def train(args: Namespace, interrupt: Interrupt) -> bool:
     """Write text, train, check. False where it was interrupted. Raises DflashError, OSError."""
     path = args.target / "config.json"
     if args.kind == "mtp" and args.target.suffix == ".gguf":

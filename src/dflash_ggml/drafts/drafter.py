@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.candidates import Candidates, NonFiniteDraft, Rows
 from ..decode.sequence import Sequence
+from ..ggml.bindings import Tensor
 from ..ggml.device import Device
 from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
@@ -35,7 +35,7 @@ class Host:
     device: Device
     graphs: GraphCache
     target: Target
-    weights: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
     state: TargetState
     kv_type: KvType
     n_states: int = 1
@@ -129,7 +129,7 @@ class Drafter(ABC):
         """Cache tensors [row, n_rows] with a row per cache row, which a snapshot copies."""
 
     @property
-    def rings(self) -> Items[tuple[Any, int, int]]:
+    def rings(self) -> Items[tuple[Tensor, int, int]]:
         """Ring caches: tensors [row, n], rows per state index, and how many of the last tokens may still be seen.
 
         Those rows are soon overwritten, so every snapshot copies them.

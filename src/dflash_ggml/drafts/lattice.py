@@ -13,13 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..decode.candidates import Rows
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 
 # (rows of P [R, k, n], first depth of them) -> the same, conditioned on the depths' hidden states
 Condition = Callable[..., object]
 
 
-def pack(g: Graph, best, ids, own_ids, pending, before, after, condition: Condition):
+def pack(
+    g: Graph,
+    best: Tensor,
+    ids: Tensor,
+    own_ids: Tensor,
+    pending: Tensor,
+    before: Tensor,
+    after: Tensor,
+    condition: Condition,
+) -> Tensor:
     """All that the host reads of a lattice, one after the other in a float32 vector: best | M_0 [K] | M_1 .. M_L-1 [K, K] each.
 
     best: [K, 2, L], candidates and their log-probabilities. ids, own_ids: int32 [K*L], the candidates in the target's vocabulary,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..decode.candidates import Candidates, NonFiniteDraft, Several
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
@@ -143,7 +144,7 @@ class SeveralDrafter(Drafter):
         return [tensor for drafter in self.drafters for tensor in drafter.rows]
 
     @property
-    def rings(self) -> Items[tuple[Any, int, int]]:
+    def rings(self) -> Items[tuple[Tensor, int, int]]:
         return [ring for drafter in self.drafters for ring in drafter.rings]
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
@@ -189,7 +190,7 @@ class _Graphs:
 class _Features:
     """One drafter's part of the features, [its taps * D, columns]."""
 
-    tensor: Any
+    tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import DeviceError
-from ..ggml.bindings import ffi, lib
+from ..ggml.bindings import Tensor, ffi, lib
 from ..ggml.device import F32, NARROW_COLUMNS, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store, Workspace
@@ -154,7 +154,7 @@ def worth_measuring(device: Device) -> bool:
     return capability is not None and capability >= NEEDED and capability != TUNED
 
 
-def without_kernels(device: Device, weights: Mapping[str, Any]) -> dict[str, float]:
+def without_kernels(device: Device, weights: Mapping[str, Tensor]) -> dict[str, float]:
     """The part of the bytes a pass multiplies that has types without kernels of ours, by ggml's name of the type, largest first.
 
     Empty on a device that has no kernels of ours at all. `weights`: by tensor name.
@@ -179,7 +179,7 @@ def apply(device: Device, table: MatmulTable) -> None:
 
 def measure_matmuls(
     device: Device,
-    tensors: Iterable[Any],
+    tensors: Iterable[Tensor],
     seconds: float,
     widths: Sequence[int] = WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
@@ -210,13 +210,13 @@ def measure_matmuls(
     return MatmulTable(tuple(timings))
 
 
-def sample(tensors: Iterable[Any]) -> dict[str, list[Any]]:
+def sample(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
     """By type that we have kernels for, most bytes first: its first matrices, which are those of whole layers.
 
     What is larger than the whole sample, as an output head can be, is taken if there is nothing else.
     """
     names = {code: name for name, code in TYPES.items()}
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Tensor]] = {}
     for t in tensors:
         if t.type in names and t.ne[1] > 1 and t.ne[2] * t.ne[3] == 1 and t.ne[0] % 256 == 0:
             found.setdefault(names[t.type], []).append(t)
@@ -224,7 +224,7 @@ def sample(tensors: Iterable[Any]) -> dict[str, list[Any]]:
     return {kind: list(_within(matrices)) for kind, matrices in found.items()}
 
 
-def _within(matrices: list[Any]) -> Iterator[Any]:
+def _within(matrices: list[Tensor]) -> Iterator[Tensor]:
     fitting = [m for m in matrices if lib.ggml_nbytes(m) <= SAMPLE_BYTES]
     left = SAMPLE_BYTES
     for m in fitting[:SAMPLE_PRODUCTS] or matrices[:1]:
@@ -238,7 +238,7 @@ class Bench:
     """Matmuls on a device with inputs of its own, timed with our kernels and with ggml's."""
 
     def __init__(
-        self, device: Device, matrices: list[Any], max_width: int, clock: Callable[[], float]
+        self, device: Device, matrices: list[Tensor], max_width: int, clock: Callable[[], float]
     ) -> None:
         """`matrices`: all that will be multiplied."""
         self._device, self._clock = device, clock
@@ -252,7 +252,7 @@ class Bench:
         self._store.allocate(clear=False)
         self._device.write(self._x, np.random.default_rng(0).standard_normal(self._x.ne[0], np.float32))
 
-    def compare(self, matrices: list[Any], width: int) -> tuple[list[float], list[float]]:
+    def compare(self, matrices: list[Tensor], width: int) -> tuple[list[float], list[float]]:
         """Milliseconds of `matrices`, of one type, times `width` columns: rounds with our kernels, rounds with ggml's own.
 
         Raises DeviceError when the results do not fit."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..decode.sequence import Sequence
 from ..drafts.drafter import Drafter
 from ..errors import NoRoomError
+from ..ggml.bindings import Tensor
 from ..state.memory import padded
 from ..state.pool import UNIT
 from ..state.snapshot import Tensors
@@ -228,7 +228,7 @@ class KvRows:
     def tensors(self, target: bool = True, draft: bool = True) -> Tensors:
         """What is kept of the sequence, by the target, the draft or both."""
         state, drafter, sequence = self.passes.state, self.drafter, self.sequence
-        live, caches, rings = list[list[Any]](), list[Any](), list[tuple[Any, int, int]]()
+        live, caches, rings = list[list[Tensor]](), list[Tensor](), list[tuple[Tensor, int, int]]()
         if target:
             live, caches = state.live_parts(sequence.state_index), [*state.kv.slices]
             rings += [kept for ring in state.rings for kept in ring.kept]

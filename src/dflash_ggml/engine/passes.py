@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from ..decode.sampling import BLOCK
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers, verify_width
 from ..errors import DeviceError
+from ..ggml.bindings import Tensor
 from ..ggml.device import Device
 from ..ggml.graph import Graph
 from ..ggml.graph_cache import GraphCache
@@ -474,7 +474,7 @@ class TargetPasses(PassOutputs):
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
 
-    def carry(self, caches: Items[Any], first: int, to: int, n: int) -> None:
+    def carry(self, caches: Items[Tensor], first: int, to: int, n: int) -> None:
         """Copy n rows of an engine's caches from row `first` on to those from `to` on, which may overlap them."""
         starts = range(0, n, CARRIED)
         for at in starts if to < first else reversed(starts):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,9 @@ from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..files.hub import draft_rank
 from ..files.pairs import ModelName
-from ..ggml.bindings import lib
+from ..ggml.bindings import Tensor, lib
 from ..ggml.device import F16, F32, Device
+from ..ggml.graph import Graph
 from ..ggml.store import Store, Workspace
 from ..ggml.weights import Progress, Weights
 from ..models.scorer import Memory, ScorerModel
@@ -171,7 +171,7 @@ class Scorer:
         with_most = self._model.masses(device, weights, self._memory, n_rows, QUESTION)
         with_most.place(workspace).close()
 
-    def _append(self, g: Any, x: Any, ids: Any, positions: Any, rows: Any) -> None:
+    def _append(self, g: Graph, x: Tensor, ids: Tensor, positions: Tensor, rows: Tensor) -> None:
         self._model.append(g, self._weights, self._memory, x, positions)
 
     def begin(self, ids: Items[int], window: int) -> int:

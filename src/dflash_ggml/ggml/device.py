@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, DeviceError
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
@@ -31,7 +31,7 @@ NUMPY_TYPES: dict[int, np.dtype[Any]] = {
 }
 
 
-def key(t) -> int:
+def key(t: Tensor) -> int:
     """The identity of a tensor."""
     return int(ffi.cast("uintptr_t", t))
 
@@ -260,12 +260,12 @@ class Device:
         return capability is not None and capability < (8, 0)
 
     @property
-    def buffer_type(self):
+    def buffer_type(self) -> Any:
         """Where ordinary tensors of this device live."""
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
 
     @property
-    def scratch_type(self):
+    def scratch_type(self) -> Any:
         """Where what graphs share lies. Ranks compute at the same time, so that CPUs' memory must not count as one."""
         if self.is_gpu or self.main.n_ranks == 1:
             return self.buffer_type
@@ -277,7 +277,7 @@ class Device:
         return lib.ggml_backend_dev_host_buffer_type(self.info.handle) != ffi.NULL
 
     @property
-    def host_buffer_type(self):
+    def host_buffer_type(self) -> Any:
         """Where the host keeps what this device copies: memory that a GPU reads by itself, if it has such."""
         pinned = lib.ggml_backend_dev_host_buffer_type(self.info.handle)
         if pinned != ffi.NULL:
@@ -325,16 +325,16 @@ class Device:
         alike = [side for side in self.sides[: self.index] if side.info.name == self.info.name]
         return f"{self.info.name}#{len(alike)}" if alike else self.info.name
 
-    def side(self, t) -> int | None:
+    def side(self, t: Tensor) -> int | None:
         """The number of the side in whose memory a tensor lies; None where it has no memory yet."""
         buffer = (t if t.view_src == ffi.NULL else t.view_src).buffer
         return None if buffer == ffi.NULL else self.homes.get(key(buffer), 0)
 
-    def owner(self, t) -> Device:
+    def owner(self, t: Tensor) -> Device:
         """The side in whose memory a tensor lies."""
         return self.sides[self.side(t) or 0]
 
-    def holds(self, buffer) -> None:
+    def holds(self, buffer: Any) -> None:
         """Memory of this side's that outlives graphs."""
         self.homes[key(buffer)] = self.index
 
@@ -360,7 +360,7 @@ class Device:
         binds memory at such offsets, and its ROPE does not add what is left over of its positions'."""
         return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
-    def matmul_buffer_types(self) -> list:
+    def matmul_buffer_types(self) -> list[Any]:
         """Buffer types that hold weights in a layout made for this device's matmuls, best first."""
         if self.is_gpu or self.reference:
             return []
@@ -383,13 +383,13 @@ class Device:
             self._before_waiting = None
             work()
 
-    def read(self, t, count: int | None = None, offset: int = 0) -> np.ndarray:
+    def read(self, t: Tensor, count: int | None = None, offset: int = 0) -> np.ndarray:
         """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
         dtype = NUMPY_TYPES[t.type]
         out = np.empty(lib.ggml_nelements(t) if count is None else count, dtype)
         return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
 
-    def read_bytes(self, t, out: np.ndarray, offset: int = 0) -> np.ndarray:
+    def read_bytes(self, t: Tensor, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
         self.main._waits()
         if out.nbytes:
@@ -405,7 +405,7 @@ class Device:
                     out[:] = landing
         return out
 
-    def read_pieces(self, pieces: Sequence[tuple[Any, int, int]], out: np.ndarray) -> None:
+    def read_pieces(self, pieces: Sequence[tuple[Tensor, int, int]], out: np.ndarray) -> None:
         """Fill `out`, uint8, with pieces of tensors one behind the other, once all graphs before have run; waits once for all.
 
         Args:
@@ -427,7 +427,7 @@ class Device:
             if landing is not out:
                 out[:] = landing
 
-    def write(self, t, array: np.ndarray, offset: int = 0) -> None:
+    def write(self, t: Tensor, array: np.ndarray, offset: int = 0) -> None:
         """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
         if array.nbytes:
             with self.lock:
@@ -460,13 +460,13 @@ class Device:
                 with self.lock:
                     lib.ggml_backend_cuda_set_wide_mul_mat(side.backend, type_, on)
 
-    def run(self, cgraph) -> None:
+    def run(self, cgraph: Any) -> None:
         """`compute`. Raises DeviceError when the backend fails."""
         status = self.compute(cgraph)
         if status != lib.GGML_STATUS_SUCCESS:
             raise DeviceError(f"{self.info.name}: graph ended with status {status}")
 
-    def compute(self, cgraph) -> int:
+    def compute(self, cgraph: Any) -> int:
         """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status.
 
         Raises DeviceError in a process forked from the one that opened a GPU, which that process cannot use."""
@@ -531,7 +531,7 @@ class Device:
         """Wait for all that was asked for before the last mark."""
         lib.ggml_backend_event_synchronize(self._mark)
 
-    def copy(self, source, other: Device, twin) -> None:
+    def copy(self, source: Tensor, other: Device, twin: Tensor) -> None:
         """Copy `source`, of this side's, to `twin` of another's, in the order of both's work.
 
         Two GPUs of one CUDA or HIP backend see to the order themselves; all others are waited for."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DeviceError
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .device import I32, NUMPY_TYPES, Device, key
 from .operations import Operations
 from .split import Division, Split
@@ -60,7 +60,7 @@ class Graph(Operations):
         self._max_nodes = max_nodes
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
-        self.outputs: dict[str, Any] = {}
+        self.outputs: dict[str, Tensor] = {}
         # what sets inputs that others added to a pass, called with its sequence
         self.fillers: list[Callable[[Any], None]] = []
         self.runs = 0
@@ -70,14 +70,14 @@ class Graph(Operations):
         self._crossings: dict[int, int] = {}  # nodes that lead to another side, see `to_host`
         self._split: Split | None = None
         self._own_stores: list[Store] = []
-        self._replicas: dict[int, dict[int, Any]] = {}  # by side: inputs that it has too
+        self._replicas: dict[int, dict[int, Tensor]] = {}  # by side: inputs that it has too
         self._uploads: list[tuple] = []  # backend, tensor, its bytes on the host, how many
         self._workspace: Workspace | None = None
         self._generation = -1
 
     # ---- life of a graph
 
-    def input(self, name: str, type_: int, *ne: int):
+    def input(self, name: str, type_: int, *ne: int) -> Tensor:
         """A tensor that `inputs[name].array` fills before each run; the one of this name where ranks ask for it again."""
         if (known := self.inputs.get(name)) is not None:
             assert known.tensor.type == type_ and tuple(known.tensor.ne) == (*ne, 1, 1, 1)[:4], name
@@ -93,8 +93,8 @@ class Graph(Operations):
         kind: str,
         shapes: Sequence[tuple[int, tuple[int, ...]]],
         fill: Callable[..., object],
-        *sources,
-    ) -> list:
+        *sources: Tensor | None,
+    ) -> list[Tensor]:
         """Inputs that the host computes from others before each run.
 
         Args:
@@ -117,7 +117,7 @@ class Graph(Operations):
             self._placings.append(values)
         return self._derived[at]
 
-    def aligned(self, t):
+    def aligned(self, t: Tensor) -> Tensor:
         """`t`, a view of an input, or a copy that the host makes of it where the device's kernels would miss its offset."""
         if t.view_src == ffi.NULL or t.view_offs % self.device.view_alignment == 0:
             return t
@@ -130,7 +130,7 @@ class Graph(Operations):
                 return i
         raise ValueError(f"'{ffi.string(t.name).decode()}' is no input: nothing can be derived from it")
 
-    def output(self, t, name: str = ""):
+    def output(self, t: Tensor, name: str = "") -> Tensor:
         """Keep the memory of `t` until the graph has run, and make it part of the graph; `outputs[name]` is where it is read."""
         lib.ggml_set_output(t)
         if name:
@@ -138,7 +138,7 @@ class Graph(Operations):
             self.outputs[name] = t
         return self.expand(t)
 
-    def expand(self, t):
+    def expand(self, t: Tensor) -> Tensor:
         """Make `t` and all it needs part of the graph, in this order."""
         lib.ggml_build_forward_expand(self.cgraph, t)
         return t
@@ -292,12 +292,12 @@ class Graph(Operations):
 
     # ---- the CPU beside a GPU
 
-    def is_kept(self, t) -> bool:
+    def is_kept(self, t: Tensor) -> bool:
         """Whether `t` is a weight that the device's host keeps; what computes with it takes `to_host` and `to_device`."""
         host = self.device.host
         return host is not None and self.device.side(t) == host.index
 
-    def to_host(self, *results) -> list:
+    def to_host(self, *results: Tensor) -> list[Tensor]:
         """Copies of results of the device, from which the host computes; what is computed from them is the host's too."""
         assert self.device.host is not None
         host = self.device.host.index
@@ -305,7 +305,7 @@ class Graph(Operations):
         packed = [self.expand(t if lib.ggml_is_contiguous(t) else self.cont(t)) for t in results]
         return [self._cross(t, host) for t in packed]
 
-    def to_device(self, t, beside=None):
+    def to_device(self, t: Tensor, beside: Tensor | None = None) -> Tensor:
         """A copy of `t`, a result of the host or a weight that it keeps, on the device, or on the side of it where the weight
         `beside` lies."""
         # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's matmuls clear it before they do
@@ -332,7 +332,7 @@ def _pages(size: int) -> mmap.mmap:
         ) from error
 
 
-def packed(graph: Graph, name: str, *lengths: int) -> list:
+def packed(graph: Graph, name: str, *lengths: int) -> list[Tensor]:
     """One int32 input cut into contiguous views, so that a step fills its small arrays as one."""
     whole = graph.input(name, I32, sum(lengths))
     views, at = [], 0

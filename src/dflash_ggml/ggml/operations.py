@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DeviceError
 from . import stock
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .device import Device
 
 MOST_SPANS = 32  # sequences whose ranges of rows attention accepts
@@ -44,7 +44,7 @@ class Operations:
 
     # ---- views and layout
 
-    def view(self, t, ne: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0):
+    def view(self, t: Tensor, ne: tuple[int, ...], strides: tuple[int, ...] = (), offset: int = 0) -> Tensor:
         """View of `t` with shape `ne`; `strides` of dimensions 1.. and `offset` in bytes (default: contiguous)."""
         n0, n1, n2, n3 = (*ne, 1, 1, 1)[:4]
         row = lib.ggml_row_size(t.type, n0)
@@ -59,16 +59,16 @@ class Operations:
             )
         return lib.ggml_view_4d(self.ctx, t, n0, n1, n2, n3, nb1, nb2, nb3, offset)
 
-    def slice(self, t, index: int, columns: int):
+    def slice(self, t: Tensor, index: int, columns: int) -> Tensor:
         """The first `columns` columns of slice `index` of t [d, max columns, slices], as a view [d, columns]."""
         return self.view(t, (t.ne[0], columns), (t.nb[1],), offset=index * t.nb[2])
 
-    def heads(self, t, head_dim: int, rows: int):
+    def heads(self, t: Tensor, head_dim: int, rows: int) -> Tensor:
         """The first `rows` cache rows of t [heads * head_dim, n_rows] per head: a view [head_dim, rows, heads]."""
         strides = (t.nb[1], lib.ggml_row_size(t.type, head_dim))
         return self.view(t, (head_dim, rows, t.ne[0] // head_dim), strides)
 
-    def rows_as(self, t, type_: int, row: int):
+    def rows_as(self, t: Tensor, type_: int, row: int) -> Tensor:
         """The bytes of the rows of `t` [.., rows] as `row` elements of another type each: a view [row, rows]."""
         if lib.ggml_row_size(type_, row) > t.nb[1]:
             raise ValueError(f"rows of {t.nb[1]} bytes have no room for {row} such elements")
@@ -77,7 +77,7 @@ class Operations:
         rows.type, rows.ne[0], rows.nb[0] = type_, row, lib.ggml_type_size(type_)
         return rows
 
-    def land(self, t, home, index: int):
+    def land(self, t: Tensor, home: Tensor, index: int) -> Tensor:
         """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
         address = ffi.cast("char *", home.data) + index * home.nb[2]
         if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
@@ -86,38 +86,38 @@ class Operations:
             raise DeviceError("a result could not be placed in a persistent tensor")
         return t
 
-    def reshape(self, t, *ne: int):
+    def reshape(self, t: Tensor, *ne: int) -> Tensor:
         """Contiguous `t` with another shape of as many elements."""
         ne4 = (*ne, 1, 1, 1)[:4]
         if math.prod(ne4) != lib.ggml_nelements(t):
             raise ValueError(f"cannot reshape {tuple(t.ne)} to {ne}")
         return lib.ggml_reshape_4d(self.ctx, t, *ne4)
 
-    def permute(self, t, a: int, b: int, c: int, d: int):
+    def permute(self, t: Tensor, a: int, b: int, c: int, d: int) -> Tensor:
         """Dimension i of `t` becomes dimension (a, b, c, d)[i]."""
         return lib.ggml_permute(self.ctx, t, a, b, c, d)
 
-    def transpose(self, t):
+    def transpose(self, t: Tensor) -> Tensor:
         """Dimensions 0 and 1 exchanged, a view."""
         return lib.ggml_transpose(self.ctx, t)
 
-    def cont(self, t, *ne: int):
+    def cont(self, t: Tensor, *ne: int) -> Tensor:
         """Contiguous copy of `t`, optionally with another shape."""
         return lib.ggml_cont_4d(self.ctx, t, *(*ne, 1, 1, 1)[:4]) if ne else lib.ggml_cont(self.ctx, t)
 
-    def concat(self, a, b, dim: int):
+    def concat(self, a: Tensor, b: Tensor, dim: int) -> Tensor:
         """`b` behind `a` along dimension `dim`, the others equal."""
         return lib.ggml_concat(self.ctx, a, b, dim)
 
-    def copy(self, src, dst):
+    def copy(self, src: Tensor, dst: Tensor) -> Tensor:
         """Write `src` into `dst` (same number of elements); the result is a view of `dst`."""
         return lib.ggml_cpy(self.ctx, src, dst)
 
-    def get_rows(self, t, ids):
+    def get_rows(self, t: Tensor, ids: Tensor) -> Tensor:
         """Rows `ids` (int32 [n, ...]) of `t` [d, rows, ...] as float32 [d, n, ...]; int32 stays int32."""
         return lib.ggml_get_rows(self.ctx, t, ids)
 
-    def set_rows(self, t, src, ids):
+    def set_rows(self, t: Tensor, src: Tensor, ids: Tensor) -> Tensor:
         """Write rows of `src` [d, n, ...] to rows `ids` (int32 [n]) of `t` [d, rows, ...]; the result is a view of `t`."""
         if t.ne[0] != src.ne[0] or src.ne[1] != ids.ne[0]:
             raise ValueError(f"set_rows: {tuple(src.ne)} at {tuple(ids.ne)} does not fit {tuple(t.ne)}")
@@ -125,7 +125,7 @@ class Operations:
 
     # ---- arithmetic
 
-    def mul_mat(self, w, x, exact: bool = False):
+    def mul_mat(self, w: Tensor, x: Tensor, exact: bool = False) -> Tensor:
         """w [k, m] times x [k, n] -> [m, n], float32. exact: a GPU sums in float32 too where `w` is float16."""
         if w.ne[0] != x.ne[0]:
             raise ValueError(
@@ -136,7 +136,7 @@ class Operations:
             lib.ggml_prec_set_acc(y, lib.GGML_PREC_F32)
         return y
 
-    def mul_mat_id(self, w, x, ids):
+    def mul_mat_id(self, w: Tensor, x: Tensor, ids: Tensor) -> Tensor:
         """For column j and slot i the matrix ids[i, j] of w [k, m, matrices] times x[:, 0 or i, j]; x [k, 1 or slots, n],
         ids int32 [slots, n] -> [m, slots, n], float32."""
         if w.ne[0] != x.ne[0] or x.ne[1] not in (1, ids.ne[0]) or x.ne[2] != ids.ne[1]:
@@ -145,116 +145,116 @@ class Operations:
             )
         return lib.ggml_mul_mat_id(self.ctx, w, x, ids)
 
-    def add_id(self, a, b, ids):
+    def add_id(self, a: Tensor, b: Tensor, ids: Tensor) -> Tensor:
         """a [m, slots, n] plus for column j and slot i the row ids[i, j] of b float32 [m, rows]; ids int32 [slots, n]."""
         if a.ne[0] != b.ne[0] or (a.ne[1], a.ne[2]) != (ids.ne[0], ids.ne[1]):
             raise ValueError(f"add_id: {tuple(b.ne)} at {tuple(ids.ne)} does not fit {tuple(a.ne)}")
         return lib.ggml_add_id(self.ctx, a, b, ids)
 
-    def hadamard(self, h, x):
+    def hadamard(self, h: Tensor, x: Tensor) -> Tensor:
         """`mul_mat` of an orthonormal Hadamard matrix h [k, k] in Sylvester's order with x [k, ...], by fast kernels."""
         y = self.mul_mat(h, x)
         lib.ggml_mul_mat_set_hint(y, lib.GGML_HINT_SRC0_IS_HADAMARD)
         return y
 
-    def add(self, a, b):
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
         """a + b, `b` repeated over the missing dimensions."""
         return lib.ggml_add(self.ctx, a, b)
 
-    def sub(self, a, b):
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
         """a - b, `b` repeated over the missing dimensions."""
         return lib.ggml_sub(self.ctx, a, b)
 
-    def div(self, a, b):
+    def div(self, a: Tensor, b: Tensor) -> Tensor:
         """a / b, `b` repeated over the missing dimensions."""
         return lib.ggml_div(self.ctx, a, b)
 
-    def exp(self, a):
+    def exp(self, a: Tensor) -> Tensor:
         """e^a, value by value."""
         return lib.ggml_exp(self.ctx, a)
 
-    def sum_rows(self, a):
+    def sum_rows(self, a: Tensor) -> Tensor:
         """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
         return lib.ggml_sum_rows(self.ctx, a)
 
-    def softmax(self, a):
+    def softmax(self, a: Tensor) -> Tensor:
         """exp(a) over its sum, along dimension 0."""
         return lib.ggml_soft_max(self.ctx, a)
 
-    def clamp(self, a, low: float, high: float):
+    def clamp(self, a: Tensor, low: float, high: float) -> Tensor:
         """`a`, within low and high; on the CPU NaN becomes `high`."""
         return lib.ggml_clamp(self.ctx, a, low, high)
 
-    def repeat(self, a, *ne: int):
+    def repeat(self, a: Tensor, *ne: int) -> Tensor:
         """`a` over and over until it has shape `ne`, whole multiples of its own."""
         return lib.ggml_repeat_4d(self.ctx, a, *(*ne, 1, 1, 1)[:4])
 
-    def cast(self, a, type_: int):
+    def cast(self, a: Tensor, type_: int) -> Tensor:
         """Contiguous copy of `a` with elements of another type; float32 becomes int32 by truncation."""
         return lib.ggml_cast(self.ctx, a, type_)
 
-    def mul(self, a, b):
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
         """Element-wise; `b` is repeated over the missing dimensions."""
         return lib.ggml_mul(self.ctx, a, b)
 
-    def scale(self, a, factor: float):
+    def scale(self, a: Tensor, factor: float) -> Tensor:
         """factor * a, value by value."""
         return lib.ggml_scale(self.ctx, a, factor)
 
-    def sigmoid(self, a):
+    def sigmoid(self, a: Tensor) -> Tensor:
         """1 / (1 + e^-a), value by value."""
         return lib.ggml_sigmoid(self.ctx, a)
 
-    def silu(self, a):
+    def silu(self, a: Tensor) -> Tensor:
         """a * sigmoid(a), value by value."""
         return lib.ggml_silu(self.ctx, a)
 
-    def softplus(self, a):
+    def softplus(self, a: Tensor) -> Tensor:
         """log(1 + e^a), value by value."""
         return lib.ggml_softplus(self.ctx, a)
 
-    def swiglu(self, gate, up):
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up."""
         return lib.ggml_swiglu_split(self.ctx, gate, up)
 
-    def clamped_swiglu(self, gate, up, alpha: float, limit: float):
+    def clamped_swiglu(self, gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
         """gate * sigmoid(alpha * gate) * (up + 1), with gate at most `limit`, up within -limit and limit."""
         return lib.ggml_swiglu_oai(self.ctx, gate, up, alpha, limit)
 
-    def gelu(self, a):
+    def gelu(self, a: Tensor) -> Tensor:
         """GELU by tanh, value by value; on the CPU rounded to float16."""
         return lib.ggml_gelu(self.ctx, a)
 
-    def geglu(self, gate, up):
+    def geglu(self, gate: Tensor, up: Tensor) -> Tensor:
         """gelu(gate) * up."""
         return lib.ggml_geglu_split(self.ctx, gate, up)
 
-    def softcap(self, a, limit: float):
+    def softcap(self, a: Tensor, limit: float) -> Tensor:
         """limit * tanh(a / limit), value by value."""
         return self.scale(lib.ggml_tanh(self.ctx, self.scale(a, 1 / limit)), limit)
 
-    def rms_norm(self, a, eps: float, weight=None):
+    def rms_norm(self, a: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
         """a / sqrt(mean(a^2) + eps) over dimension 0, times `weight` when given."""
         y = lib.ggml_rms_norm(self.ctx, a, eps)
         return y if weight is None else lib.ggml_mul(self.ctx, y, weight)
 
-    def l2_norm(self, a, eps: float):
+    def l2_norm(self, a: Tensor, eps: float) -> Tensor:
         """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
         n = a.ne[0]
         return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
     def rope(
         self,
-        a,
-        positions,
+        a: Tensor,
+        positions: Tensor,
         n_dims: int,
         theta: float,
         yarn: Yarn | None = None,
         *,
         stretch: float = 1.0,
         adjacent: bool = False,
-        factors=None,
-    ):
+        factors: Tensor | None = None,
+    ) -> Tensor:
         """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims).
 
         Args:
@@ -271,7 +271,17 @@ class Operations:
         divisors = ffi.NULL if factors is None else factors
         return lib.ggml_rope_ext(self.ctx, a, positions, divisors, n_dims, mode, *more)
 
-    def attention(self, q, k, v, mask, scale: float, seqs=None, spans=None, sinks=None):
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor,
+        scale: float,
+        seqs: Tensor | None = None,
+        spans: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
         """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
 
         seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
@@ -287,7 +297,7 @@ class Operations:
             lib.ggml_flash_attn_ext_add_sinks(y, sinks)
         return y
 
-    def range_attention(self, q, k, v, ranges, scale: float):
+    def range_attention(self, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float) -> Tensor:
         """`attention` where column i sees the rows from ranges[0, i] to before ranges[1, i]; ranges int32 [n, 2]."""
         if ranges.ne[0] != q.ne[1] or ranges.ne[1] != 2 or q.ne[2] % k.ne[2]:
             raise ValueError(
@@ -296,30 +306,30 @@ class Operations:
         y = lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
         return self._own(y, stock.range_attention, q, k, v, ranges, scale)
 
-    def range_mask(self, ranges, n_kv: int):
+    def range_mask(self, ranges: Tensor, n_kv: int) -> Tensor:
         """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
         return self._own(lib.ggml_range_mask(self.ctx, ranges, n_kv), stock.range_mask, ranges, n_kv)
 
-    def forest_mask(self, ranges, rows, parents, seqs, n_kv: int):
+    def forest_mask(self, ranges: Tensor, rows: Tensor, parents: Tensor, seqs: Tensor, n_kv: int) -> Tensor:
         """The mask float16 [n_kv, n] of trees: a column sees its ranges, its own row of rows int32 [n], and its ancestors'.
 
         parents and seqs as in `ssm_conv_forest`."""
         y = lib.ggml_forest_mask(self.ctx, ranges, rows, parents, seqs, n_kv)
         return self._own(y, stock.forest_mask, ranges, rows, parents, seqs, n_kv)
 
-    def top_k_log_probs(self, a, k: int):
+    def top_k_log_probs(self, a: Tensor, k: int) -> Tensor:
         """The `k` best of each row of logits a [n, rows], best first: float32 [k, 2, rows], indices and log-probabilities."""
         return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
-    def all_reduce(self, a, mailbox):
+    def all_reduce(self, a: Tensor, mailbox: Tensor) -> Tensor:
         """a plus what the graph of the other rank has there, with the same bits in both; mailbox: see Mailboxes."""
         return lib.ggml_all_reduce(self.ctx, a, mailbox)
 
-    def argmax(self, a):
+    def argmax(self, a: Tensor) -> Tensor:
         """Index of the largest of each row, int32 [rows]."""
         return lib.ggml_argmax(self.ctx, a)
 
-    def top_k(self, a, k: int):
+    def top_k(self, a: Tensor, k: int) -> Tensor:
         """Indices of the `k` largest of each row of a [n, rows], largest first: int32 [k, rows], a view of all n in order."""
         if not 0 < k <= a.ne[0]:
             raise ValueError(f"top_k: {k} of {tuple(a.ne)}")
@@ -327,7 +337,9 @@ class Operations:
 
     # ---- delta net, in order and along a tree
 
-    def gated_delta_net(self, q, k, v, g, beta, state):
+    def gated_delta_net(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    ) -> Tensor:
         """Outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]. Token after token, or in chunks
         where the device has that and the columns are enough for it to be faster; never in reference mode."""
         # ggml-vulkan ends the process on a view that it cannot bind, which its `supports_op` does not ask
@@ -337,45 +349,59 @@ class Operations:
         )
         return lib.ggml_gated_delta_net_chunked(self.ctx, *bound)
 
-    def ssm_conv_tree(self, state, x, c, parents):
+    def ssm_conv_tree(self, state: Tensor, x: Tensor, c: Tensor, parents: Tensor) -> Tensor:
         """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
         y = lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
         return self._own(y, stock.ssm_conv_tree, state, x, c, parents)
 
-    def ssm_conv_tree_commit(self, state, x, path):
+    def ssm_conv_tree_commit(self, state: Tensor, x: Tensor, path: Tensor) -> Tensor:
         """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
         y = lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
         return self._own(y, stock.ssm_conv_tree_commit, state, x, path)
 
-    def gated_delta_net_tree_persist(self, q, k, v, g, beta, state, parents):
+    def gated_delta_net_tree_persist(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, parents: Tensor
+    ) -> Tensor:
         """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
         y = lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
         return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents)
 
-    def gated_delta_net_tree_commit(self, state, factors, path):
+    def gated_delta_net_tree_commit(self, state: Tensor, factors: Tensor, path: Tensor) -> Tensor:
         """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
         y = lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
         return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path)
 
     # ---- the same for trees of several sequences; seqs int32 [3, sequences]: state index, first column, number of columns
 
-    def ssm_conv_forest(self, state, x, c, parents, seqs):
+    def ssm_conv_forest(self, state: Tensor, x: Tensor, c: Tensor, parents: Tensor, seqs: Tensor) -> Tensor:
         """`ssm_conv_tree` of blocks of columns: state [K-1, C, states], parents int32 [n] from each block's first column."""
         y = lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
         return self._own(y, stock.ssm_conv_tree, state, x, c, parents, seqs)
 
-    def ssm_conv_forest_commit(self, state, x, path, seqs):
+    def ssm_conv_forest_commit(self, state: Tensor, x: Tensor, path: Tensor, seqs: Tensor) -> Tensor:
         """state [K-1, C, states, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
         None: sequences of one column take it in."""
         y = lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
         return self._own(y, stock.ssm_conv_tree_commit, state, x, path, seqs)
 
-    def gated_delta_net_forest_persist(self, q, k, v, g, beta, state, parents, seqs):
+    def gated_delta_net_forest_persist(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        parents: Tensor,
+        seqs: Tensor,
+    ) -> Tensor:
         """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, states]."""
         y = lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
         return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents, seqs)
 
-    def gated_delta_net_forest_commit(self, state, factors, path, seqs):
+    def gated_delta_net_forest_commit(
+        self, state: Tensor, factors: Tensor, path: Tensor, seqs: Tensor
+    ) -> Tensor:
         """state [S, S*H_v, states, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
         y = lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
         return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path, seqs)

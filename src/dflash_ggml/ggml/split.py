@@ -18,7 +18,7 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .device import Device, key
 
 _VIEWS = {"RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE"}
@@ -41,7 +41,7 @@ class Division:
         cgraph: Any,
         crossings: Mapping[int, int],
         size: int,
-        replica: Callable[[Any, int], Any],
+        replica: Callable[[Tensor, int], Tensor | None],
     ) -> None:
         """Args:
         crossings: Those that the graph has already.
@@ -55,7 +55,7 @@ class Division:
         self._order = {key(node): i for i, node in enumerate(self._nodes)}
         # None: of inputs alone, so that it can be anywhere
         self._side: dict[int, int | None] = {}
-        self._twins: dict[tuple[int, int], Any] = {}  # what has crossed, or was made again of what has
+        self._twins: dict[tuple[int, int], Tensor] = {}  # what has crossed, or was made again of what has
         self._assign()
         if self._rewire():
             self._order_anew()

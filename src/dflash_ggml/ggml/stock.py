@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .device import F16, F32, I32, Device
 
 Array = NDArray[Any]
@@ -36,7 +36,7 @@ _TITLES = {
 log = logging.getLogger("dflash_ggml")
 
 
-def is_composed(device: Device, node) -> bool:
+def is_composed(device: Device, node: Tensor) -> bool:
     """Whether `node`, an operation of our own, has to be composed on the side of this device where its weights or state lie; the
     first time that is reported."""
     # ggml-cuda supports nothing whose sources lie on another device
@@ -226,7 +226,9 @@ def _product(g: Graph, a, b):
     return g.reshape(g.mul_mat(a, g.reshape(b, k, 1, n * h)), m, n, h)
 
 
-def ssm_conv_tree(g: Graph, state, x, c, parents, seqs=None):
+def ssm_conv_tree(
+    g: Graph, state: Tensor, x: Tensor, c: Tensor, parents: Tensor, seqs: Tensor | None = None
+) -> Tensor:
     """See Operations.ssm_conv_tree and ssm_conv_forest."""
     kernel, (channels, n), states = c.ne[0], x.ne[0:2], state.ne[2]
     windows = g.cont(g.permute(state, 1, 0, 2, 3), channels, (kernel - 1) * states)
@@ -242,7 +244,9 @@ def ssm_conv_tree(g: Graph, state, x, c, parents, seqs=None):
     return g.reshape(lib.ggml_ssm_conv(g.ctx, g.cont(g.permute(read, 1, 0, 2, 3)), c), channels, n)
 
 
-def ssm_conv_tree_commit(g: Graph, state, x, path, seqs=None):
+def ssm_conv_tree_commit(
+    g: Graph, state: Tensor, x: Tensor, path: Tensor, seqs: Tensor | None = None
+) -> Tensor:
     """See Operations.ssm_conv_tree_commit and ssm_conv_forest_commit."""
     size, channels = state.ne[0:2]
     n, layers = x.ne[1], x.ne[2]
@@ -264,7 +268,17 @@ def ssm_conv_tree_commit(g: Graph, state, x, path, seqs=None):
     return g.copy(g.cont(g.permute(last, 1, 0, 2, 3)), state)
 
 
-def gated_delta_net_tree_persist(g: Graph, q, k, v, decay, beta, state, parents, seqs=None):
+def gated_delta_net_tree_persist(
+    g: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    parents: Tensor,
+    seqs: Tensor | None = None,
+) -> Tensor:
     """See Operations.gated_delta_net_tree_persist and gated_delta_net_forest_persist.
 
     With A the ancestors of each column, itself included, G = A g the decay since the committed state S, and D the factors
@@ -319,7 +333,9 @@ def _read_states(g: Graph, state, columns, parents, seqs):
     return g.reshape(g.mul_mat_id(matrices, g.reshape(columns, s, n * h, 1), ids), s, n, h)
 
 
-def gated_delta_net_tree_commit(g: Graph, state, factors, path, seqs=None):
+def gated_delta_net_tree_commit(
+    g: Graph, state: Tensor, factors: Tensor, path: Tensor, seqs: Tensor | None = None
+) -> Tensor:
     """See Operations.gated_delta_net_tree_commit and gated_delta_net_forest_commit."""
     s, layers = state.ne[0], state.ne[3]
     (size, n), m = factors.ne[0:2], 1 if path is None else path.ne[0]
@@ -374,23 +390,23 @@ def _commit(g: Graph, state, factors, path, seqs, m: int, s: int):
     return lib.ggml_add_inplace(g.ctx, grown, g.reshape(more, s * s, h, states, layers))
 
 
-def range_mask(g: Graph, ranges, n_kv: int):
+def range_mask(g: Graph, ranges: Tensor, n_kv: int) -> Tensor:
     """See Operations.range_mask."""
     return g.derive(f"ranges {n_kv}", [(F16, (n_kv, ranges.ne[0]))], _fill_ranges, ranges)[0]
 
 
-def forest_mask(g: Graph, ranges, rows, parents, seqs, n_kv: int):
+def forest_mask(g: Graph, ranges: Tensor, rows: Tensor, parents: Tensor, seqs: Tensor, n_kv: int) -> Tensor:
     """See Operations.forest_mask."""
     shape = [(F16, (n_kv, ranges.ne[0]))]
     return g.derive(f"forest {n_kv}", shape, _fill_forest, ranges, rows, parents, seqs)[0]
 
 
-def range_attention(g: Graph, q, k, v, ranges, scale: float):
+def range_attention(g: Graph, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float) -> Tensor:
     """See Operations.range_attention."""
     return g.attention(q, k, v, range_mask(g, ranges, k.ne[1]), scale)
 
 
-def top_k_log_probs(g: Graph, a, k: int):
+def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:
     """See Operations.top_k_log_probs."""
     n, rows = a.ne[0:2]
     best = lib.ggml_top_k(g.ctx, a, k)  # in any order

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import DeviceError
-from .bindings import ffi, lib
+from .bindings import Tensor, ffi, lib
 from .device import Device, key
 
 
@@ -22,20 +23,20 @@ class Store:
         self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
         self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
 
-    def tensor(self, type_: int, *ne: int, name: str = ""):
+    def tensor(self, type_: int, *ne: int, name: str = "") -> Tensor:
         """Declare a tensor of ggml type `type_` and shape `ne` (dimension 0 contiguous, 1 to 4 dimensions)."""
         t = lib.ggml_new_tensor(self.ctx, type_, len(ne), ffi.new("int64_t[]", ne))
         lib.ggml_set_name(t, name.encode()[: lib.GGML_MAX_NAME - 1])
         self._declared.append(t)
         return t
 
-    def view(self, t, offset: int, *ne: int):
+    def view(self, t: Tensor, offset: int, *ne: int) -> Tensor:
         """Contiguous view of `t`, `offset` in bytes."""
         row = lib.ggml_row_size(t.type, ne[0])
         ne4 = (*ne, 1, 1, 1)[:4]
         return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
 
-    def rows_as(self, t, type_: int, offset: int, row: int, n_rows: int):
+    def rows_as(self, t: Tensor, type_: int, offset: int, row: int, n_rows: int) -> Tensor:
         """The bytes of `t` from `offset` on as another type: [row, n_rows], rows as far apart as those of `t`."""
         view = self.tensor(type_, row, n_rows)
         last = offset + (n_rows - 1) * t.nb[1] + lib.ggml_row_size(type_, row)
@@ -148,7 +149,7 @@ class Workspace:
             return [0]
         return [lib.ggml_gallocr_get_buffer_size(self._alloc, side) for side in range(self._sides)]
 
-    def place(self, cgraph, sides: Sequence[int] | None = None) -> int:
+    def place(self, cgraph: Any, sides: Sequence[int] | None = None) -> int:
         """Give each tensor of a graph its place; the generation in which that holds. sides: where each node's is, if not all on
         the first. Raises DeviceError when it does not fit."""
         before = self.sizes
@@ -178,7 +179,7 @@ class Workspace:
             self._alloc = ffi.NULL
 
 
-def is_host(t) -> bool:
+def is_host(t: Tensor) -> bool:
     """Whether the CPU may touch the memory of `t`."""
     buffer = t.view_src.buffer if t.view_src != ffi.NULL else t.buffer
     return buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(buffer)

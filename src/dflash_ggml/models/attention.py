@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
 from ..state.ring import Near
@@ -16,9 +16,9 @@ from .rope import Rope
 
 def attention(
     g: Graph,
-    w: Mapping[str, Any],
+    w: Mapping[str, Tensor],
     name: str,
-    y,
+    y: Tensor,
     columns: Columns | Near,
     cache: LayerCache,
     rope: Rope,
@@ -28,7 +28,7 @@ def attention(
     head_dim: int,
     eps: float,
     scale: float | None = None,
-):
+) -> Tensor:
     """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n]. name: of the layer's tensors,
     up to `attn_`.
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from .layers import matmul, swiglu
 
@@ -69,7 +70,7 @@ class Experts:
                 shapes["ffn_gate_inp_shexp.weight"] = (d,)
         return shapes
 
-    def build(self, g: Graph, w: Mapping[str, Any], name: str, y):
+    def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
         """See FeedForward."""
         return mixture(g, w, name, y, self)
 
@@ -97,7 +98,9 @@ def expert_block(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, routed=None):
+def mixture(
+    g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, experts: Experts, routed: Tensor | None = None
+) -> Tensor:
     """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]. routed [D, n]: what the router sees instead of y.
 
     A `.scale` [E] beside the experts' matrices scales their outputs, as NVFP4 files have it; a `.bias` [rows, E] is added.
@@ -128,7 +131,7 @@ def mixture(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, rout
 class _Lent(Mapping):
     """Weights of which those that the host keeps come to the device when they are asked for."""
 
-    def __init__(self, g: Graph, w: Mapping[str, Any], beside) -> None:
+    def __init__(self, g: Graph, w: Mapping[str, Tensor], beside) -> None:
         """beside: a weight of the device."""
         self._g, self._w, self._beside = g, w, beside
 
@@ -146,7 +149,7 @@ class _Lent(Mapping):
         return len(self._w)
 
 
-def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
+def _shared(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts):
     """What the expert that all tokens share makes of y [D, n] -> [D, n]."""
     out = swiglu(g, w, name, y, "_shexp")
     if experts.gated_shared:
@@ -154,7 +157,7 @@ def _shared(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts):
     return out
 
 
-def _route(g: Graph, w: Mapping[str, Any], name: str, logits, experts: Experts) -> tuple[Any, Any]:
+def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Experts) -> tuple[Tensor, Tensor]:
     """Which experts each column uses int32 [k, n], and their weights [1, k, n]; logits [E, n]."""
     e, k, n = experts.n_experts, experts.n_used, logits.ne[1]
     scores = logits
@@ -177,7 +180,7 @@ def _route(g: Graph, w: Mapping[str, Any], name: str, logits, experts: Experts) 
     return ids, g.expand(weights)
 
 
-def _outputs(g: Graph, w: Mapping[str, Any], name: str, y, experts: Experts, ids):
+def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids):
     """What each of the experts `ids` makes of y [D, n] -> [D, k, n]."""
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
@@ -207,7 +210,7 @@ def _weighted(g: Graph, out, weights):
     return total
 
 
-def _product(g: Graph, w: Mapping[str, Any], name: str, x, ids):
+def _product(g: Graph, w: Mapping[str, Tensor], name: str, x, ids):
     """The matrices `ids` [k, n] of `name` times x [d, 1 or k, n] -> [rows, k, n]."""
     y = g.mul_mat_id(w[f"{name}.weight"], x, ids)
     scale, bias = w.get(f"{name}.scale"), w.get(f"{name}.bias")

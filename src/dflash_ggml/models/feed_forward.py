@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 
 
@@ -14,7 +15,7 @@ class FeedForward(Protocol):
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """Name within the block -> shape of every tensor. joined: gate and up are one matrix, where the kind allows that."""
 
-    def build(self, g: Graph, w: Mapping[str, Any], name: str, y: Any) -> Any:
+    def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
         """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]."""
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..ggml.bindings import Tensor
 from .layers import Dense
 from .qwen3 import Qwen3
 from .reading import Keys, windows
@@ -56,6 +57,6 @@ class Gemma3(Qwen3):
     def attention_scale(self) -> float | None:
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
 
-    def rope_window(self, weights: Mapping[str, Any]) -> Rope:
+    def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
         """The same of layers with a window, whose positions are not stretched."""
         return Rope(self.head_dim, self.theta_window)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
@@ -245,7 +245,7 @@ class Gemma4(Target):
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
         return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
 
-    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
         experts = self.experts.nodes if self.experts else 0
         g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
@@ -282,7 +282,7 @@ class Gemma4(Target):
         declare_outputs(g, w, self.head_name, x, eps, batch, self.softcap)
         return g
 
-    def _own_embeddings(self, g: Graph, w: Mapping[str, Any], ids, x):
+    def _own_embeddings(self, g: Graph, w: Mapping[str, Tensor], ids, x):
         """What each layer has of its own of the tokens, by table and from their embeddings x [D, n]: [P, layers, n]."""
         p, n = self.n_per_layer, x.ne[1]
         table = g.scale(g.reshape(g.get_rows(w[_TABLE], ids), p, self.n_layers, n), p**0.5)
@@ -293,13 +293,13 @@ class Gemma4(Target):
     def _attention(
         self,
         g: Graph,
-        w: Mapping[str, Any],
+        w: Mapping[str, Tensor],
         i: int,
         y,
         columns: Columns | Near,
         cache: LayerCache,
         rope: Rope,
-    ) -> tuple[Any, LayerCache]:
+    ) -> tuple[Tensor, LayerCache]:
         """Attention over the cache, to which the columns' rows are written first if it is the layer's own; y [D, n] -> [D, n],
         and the cache behind that. Values are normalised, scores not scaled."""
         d, n, heads, kv_heads = self.kind(i).head_dim, columns.n, self.heads[i], self.kv_heads[i]
@@ -316,7 +316,7 @@ class Gemma4(Target):
         o = cache.attend(g, q, columns.attend, columns.n_kv, columns.gathered, scale=1.0)
         return matmul(g, w, name + "output", g.reshape(o, d * heads, n)), cache
 
-    def _ffn(self, g: Graph, w: Mapping[str, Any], i: int, x):
+    def _ffn(self, g: Graph, w: Mapping[str, Tensor], i: int, x):
         """The feed-forward layer of x [D, n] before its last norm, and what experts add to it -> [D, n]."""
         name, eps = f"blk.{i}.", self.rms_eps
         y = geglu(g, w, name, g.rms_norm(x, eps, w[name + "ffn_norm.weight"]))

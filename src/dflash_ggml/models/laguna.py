@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts
 from .feed_forward import FeedForward
@@ -125,11 +125,11 @@ class Laguna(Qwen3):
         gates = 4 * columns * self.n_heads * self.head_dim
         return super(Laguna, self).scratch_bytes(columns, rows, n_taps) + gates
 
-    def rope(self, weights: Mapping[str, Any]) -> Rope:
+    def rope(self, weights: Mapping[str, Tensor]) -> Rope:
         """Rotary embedding of the heads."""
         return self.rope_full
 
-    def rope_window(self, weights: Mapping[str, Any]) -> Rope:
+    def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
         """The same of layers with a window."""
         return self.rope_near
 

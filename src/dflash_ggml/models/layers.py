@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, I32, NARROW_COLUMNS
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
@@ -35,9 +35,9 @@ class Columns:
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         self._seqs = g.input(f"{name}seqs", I32, 3, batch.seqs) if batch.seqs else None
         self.seqs = self._seqs if batch.is_forest else None  # of trees of several sequences
-        self._spans: Any = None
-        self._spanned: Any = None  # the sequences, as in `seqs`, whose rows `_spans` are
-        self.gathered: Any = None  # rows that are seen, where it is not the first n_kv
+        self._spans: Tensor | None = None
+        self._spanned: Tensor | None = None  # the sequences, as in `seqs`, whose rows `_spans` are
+        self.gathered: Tensor | None = None  # rows that are seen, where it is not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
         elif batch.is_forest:
@@ -61,11 +61,11 @@ class Columns:
         """What attention, recurrent states and taps are computed for apart."""
         return (self,)
 
-    def cut(self, g: Graph, x) -> list:
+    def cut(self, g: Graph, x: Tensor) -> list[Tensor]:
         """The columns of x [d, n] by part."""
         return [x]
 
-    def join(self, g: Graph, parts: Sequence):
+    def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
         """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""
         return parts[0]
 
@@ -75,7 +75,9 @@ class Columns:
             return ForestRecurrence(g, state, layer, self.parents, self.seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
 
-    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
+    def attend(
+        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attention of q [d, n, heads] over the rows that each column sees, keys and values [d, n_kv, kv_heads] ->
         [d, heads, n]. sinks: see Graph.attention."""
         if (
@@ -103,7 +105,7 @@ class Joined(Columns):
     def parts(self) -> Sequence[Columns]:
         return self._parts
 
-    def cut(self, g: Graph, x) -> list:
+    def cut(self, g: Graph, x: Tensor) -> list[Tensor]:
         forest, linear = (part.n for part in self._parts)
         apart = (x.nb[1],)
         return [
@@ -111,10 +113,12 @@ class Joined(Columns):
             g.view(x, (x.ne[0], linear), apart, forest * x.nb[1]),
         ]
 
-    def join(self, g: Graph, parts: Sequence):
+    def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
         return g.concat(parts[0], parts[1], 2)
 
-    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
+    def attend(
+        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         found, first = [], 0
         for part in self._parts:
             own = g.view(q, (q.ne[0], part.n, q.ne[2]), (q.nb[1], q.nb[2]), first * q.nb[1])
@@ -135,12 +139,12 @@ class Taps:
         self.g, self.batch, self.columns, self.state = g, columns.batch, columns, state
         self._parts = [Taps(g, part, state) for part in columns.parts] if len(columns.parts) > 1 else []
         batch = columns.batch
-        self._waiting: list[tuple[int, Any]] = []
+        self._waiting: list[tuple[int, Tensor]] = []
         self._kept: list = []
         keeps = batch.taps and batch.append is None and (batch.is_forest or not columns.is_tree)
         self._column = g.input("column", I32, columns.n) if keeps and not self._parts else None
 
-    def take(self, layer: int, x) -> None:
+    def take(self, layer: int, x: Tensor) -> None:
         """Note the output x [D, n] of a layer, if it is a tapped one."""
         for part, own in zip(self._parts, self.columns.cut(self.g, x)):
             part.take(layer, own)
@@ -181,12 +185,12 @@ class Taps:
             self.batch.append(g, features, *ints)
 
 
-def matmul(g: Graph, w: Mapping[str, Any], name: str, y):
+def matmul(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
     """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows] where the file has them: [rows, n]."""
     return matmuls(g, w, (name,), y)[0]
 
 
-def matmuls(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
+def matmuls(g: Graph, w: Mapping[str, Tensor], names: Sequence[str], y: Tensor) -> list[Tensor]:
     """`matmul` for several matrices of one input.
 
     They are adjacent in the graph: the GPU converts the input once for all of them, and applies scales that follow.
@@ -200,13 +204,13 @@ def matmuls(g: Graph, w: Mapping[str, Any], names: Sequence[str], y) -> list:
     return [g.add(x, w[f"{name}.bias"]) if f"{name}.bias" in w else x for name, x in found.items()]
 
 
-def swiglu(g: Graph, w: Mapping[str, Any], name: str, y, end: str = ""):
+def swiglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, end: str = "") -> Tensor:
     """The feed-forward layer down(silu(gate y) * up y), of matrices whose names end in `end`; y [D, n] -> [D, n]."""
     gate, up = matmuls(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
     return matmul(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
 
-def geglu(g: Graph, w: Mapping[str, Any], name: str, y):
+def geglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
     """The feed-forward layer down(gelu(gate y) * up y); y [D, n] -> [D, n]."""
     gate, up = matmuls(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
     return matmul(g, w, f"{name}ffn_down", g.geglu(gate, up))
@@ -225,7 +229,7 @@ class Dense:
         d, f = self.n_embd, self.n_ff
         return {"ffn_gate.weight": (d, f), "ffn_up.weight": (d, f), "ffn_down.weight": (f, d)}
 
-    def build(self, g: Graph, w: Mapping[str, Any], name: str, y):
+    def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
         """See FeedForward."""
         return (geglu if self.gelu else swiglu)(g, w, name, y)
 
@@ -240,9 +244,9 @@ class Dense:
 
 def gated_attention(
     g: Graph,
-    w: Mapping[str, Any],
+    w: Mapping[str, Tensor],
     name: str,
-    y,
+    y: Tensor,
     columns: Columns,
     cache: LayerCache,
     *,
@@ -252,7 +256,7 @@ def gated_attention(
     n_rot: int,
     rope_theta: float,
     eps: float,
-):
+) -> Tensor:
     """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
 
     cache: this layer's keys and values, to which the columns' rows are written first.
@@ -273,9 +277,9 @@ def gated_attention(
 
 def gated_delta_net(
     g: Graph,
-    w: Mapping[str, Any],
+    w: Mapping[str, Tensor],
     name: str,
-    y,
+    y: Tensor,
     columns: Columns,
     state: TargetState,
     layer: int,
@@ -283,7 +287,7 @@ def gated_delta_net(
     eps: float,
     matrices: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
     grouped: bool = False,
-):
+) -> Tensor:
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
 
     Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
@@ -312,7 +316,7 @@ def gated_delta_net(
 
 def _delta_rule(
     g: Graph,
-    w: Mapping[str, Any],
+    w: Mapping[str, Tensor],
     name: str,
     inputs: Sequence,
     columns: Columns,
@@ -340,7 +344,13 @@ def _delta_rule(
 
 
 def declare_outputs(
-    g: Graph, w: Mapping[str, Any], head_name: str, x, eps: float, batch: Batch, softcap: float = 0.0
+    g: Graph,
+    w: Mapping[str, Tensor],
+    head_name: str,
+    x: Tensor,
+    eps: float,
+    batch: Batch,
+    softcap: float = 0.0,
 ) -> None:
     """Declare what the batch asks of the residual columns x [D, n]: hidden, after the norm; else logits [n_vocab, n], or of the
     last column alone, and choice, their argmax; with a reduction also reduced [3 k + watched + blocks, n]. softcap: what logits
@@ -361,7 +371,7 @@ def declare_outputs(
         g.output(reduced_logits(g, logits, reduction), "reduced")
 
 
-def reduced_logits(g: Graph, logits, reduction: Reduction):
+def reduced_logits(g: Graph, logits: Tensor, reduction: Reduction) -> Tensor:
     """What is read of the rows logits [n_vocab, n] instead of them, one column each: ids of the k largest as floats,
     best first | their log-probabilities | their logits | watched logits | per block of ids the sum of
     exp((logit - largest) / temperature).

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..ggml.bindings import Tensor
 from .qwen3 import Qwen3
 from .reading import Keys, windows
 from .rope import Rope, read_stretch
@@ -55,7 +56,7 @@ class Llama(Qwen3):
         factors = {FACTORS: (self.head_dim // 2,)} if self.factors else {}
         return super(Llama, self).tensors() | factors
 
-    def rope(self, weights: Mapping[str, Any]) -> Rope:
+    def rope(self, weights: Mapping[str, Tensor]) -> Rope:
         """Rotary embedding of the heads."""
         factors = weights[FACTORS] if self.factors else None
         return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch, True, factors)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..ggml.operations import Yarn
@@ -149,11 +150,11 @@ class Qwen3(Target):
         """Tokens that a column of each layer sees; None: all."""
         return self.seen or (None,) * self.n_layers
 
-    def rope(self, weights: Mapping[str, Any]) -> Rope:
+    def rope(self, weights: Mapping[str, Tensor]) -> Rope:
         """Rotary embedding of the heads."""
         return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
 
-    def rope_window(self, weights: Mapping[str, Any]) -> Rope:
+    def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
         """The same of layers with a window."""
         return self.rope(weights)
 
@@ -182,7 +183,7 @@ class Qwen3(Target):
         appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
         return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
 
-    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
         g, w, eps = (
             Graph(state.device, 512 + sum(48 + self.block(i)[1].nodes for i in range(self.n_layers))),

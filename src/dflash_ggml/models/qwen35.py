@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
@@ -253,7 +254,7 @@ class Qwen35(Target):
         state = self.ssm_state**2 * self.ssm_v_heads
         return 4 * (columns * per_column + appended + state) + 2 * rows * min(columns, NARROW_COLUMNS)
 
-    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build."""
         # a composed delta net takes 110
         g = Graph(state.device, 4096 + self.n_ranks * self.n_layers * (128 + self.ffn.nodes))
@@ -264,7 +265,7 @@ class Qwen35(Target):
             g.expand(self._trunk(g, unheard, state.of_rank(rank), of_rank(weights, rank)))
         return g
 
-    def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Any]):
+    def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Tensor]):
         """The layers, as one rank computes them: residual columns [D, n]."""
         eps, ffn = self.rms_eps, self.ffn
         columns = columns_of(g, batch)

@@ -8,12 +8,12 @@ the first's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError
-from ..ggml.bindings import ffi, lib
+from ..ggml.bindings import Tensor, ffi, lib
 from ..ggml.weights import Source
 
 
@@ -34,7 +34,7 @@ def rank_of(name: str) -> int:
     return int(name[4 : name.index(".")]) if name.startswith("rank") else 0
 
 
-def of_rank(weights: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+def of_rank(weights: Mapping[str, Tensor], rank: int) -> Mapping[str, Tensor]:
     """The tensors of a rank, by the names that its graph knows."""
     begin = name_of("", rank)
     return {name[len(begin) :]: t for name, t in weights.items() if rank_of(name) == rank}

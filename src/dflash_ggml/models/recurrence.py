@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..state.state import TargetState
 
@@ -27,11 +28,11 @@ class Recurrence:
             rows = (g.get_rows(t, self._state_index) for t in (self._windows, self._deltas))
             self.window, self.delta = (g.expand(g.reshape(t, *ne)) for t, ne in zip(rows, shapes))
 
-    def convolve(self, x, kernel):
+    def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
         """The short convolution of x [C, n] behind the window; kernel [K, C] -> [C, n]."""
         return self.g.ssm_conv_tree(self.window, x, kernel, self.parents)
 
-    def advance_window(self, x) -> None:
+    def advance_window(self, x: Tensor) -> None:
         """Of a linear batch: let the window end with the inputs x [C, n]."""
         if self.path is None:
             return
@@ -40,7 +41,7 @@ class Recurrence:
         if self._state_index is not None:
             g.expand(g.set_rows(self._windows, g.reshape(window, self._windows.ne[0], 1), self._state_index))
 
-    def apply(self, q, k, v, decay, beta):
+    def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """The gated delta rule: q and k [S, H_k, n], v [S, H_v, n], decay and beta [1, H_v, n] -> [S, H_v, n].
 
         A tree leaves the factors of its nodes to the state, a linear batch advances it."""
@@ -76,15 +77,15 @@ class ForestRecurrence:
         self.deltas = g.view(deltas, (s, s, h, n_states), (4 * s, 4 * s * s, apart[1]))
         self.rows_of_deltas = g.view(deltas, (s, s * h, n_states), (4 * s, apart[1]))
 
-    def convolve(self, x, kernel):
+    def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
         """See Recurrence."""
         return self.g.ssm_conv_forest(self.windows, x, kernel, self.parents, self.seqs)
 
-    def advance_window(self, x) -> None:
+    def advance_window(self, x: Tensor) -> None:
         """Let the windows of sequences of one column end with it."""
         self.g.expand(self.g.ssm_conv_forest_commit(self.windows, x, None, self.seqs))
 
-    def apply(self, q, k, v, decay, beta):
+    def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """See Recurrence; sequences of one column take it in."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
         rows = g.gated_delta_net_forest_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..files.keys import KeyedFile
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..ggml.operations import Yarn
 from .checks import in_range
@@ -20,12 +21,20 @@ class Rope(NamedTuple):
     yarn: Yarn | None = None
     stretch: float = 1.0
     adjacent: bool = False
-    factors: Any = None
+    factors: Tensor | None = None
 
-    def rotate(self, g: Graph, x, positions):
+    def rotate(self, g: Graph, x: Tensor, positions: Tensor) -> Tensor:
         """x [head_dim, heads, n] at `positions`, int32 [n]."""
-        own = {"stretch": self.stretch, "adjacent": self.adjacent, "factors": self.factors}
-        return g.rope(x, positions, self.n_rot, self.theta, self.yarn, **own)
+        return g.rope(
+            x,
+            positions,
+            self.n_rot,
+            self.theta,
+            self.yarn,
+            stretch=self.stretch,
+            adjacent=self.adjacent,
+            factors=self.factors,
+        )
 
 
 class Scaling(NamedTuple):

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.device import I32, Device
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
@@ -91,7 +91,7 @@ class ScorerModel:
         logits = 4 * rows * AT_ONCE * self.trunk.n_heads
         return max(self.trunk.scratch_bytes(columns, rows, 1), 3 * logits)
 
-    def append(self, g: Graph, w: Mapping[str, Any], memory: Memory, x, positions) -> None:
+    def append(self, g: Graph, w: Mapping[str, Tensor], memory: Memory, x: Tensor, positions: Tensor) -> None:
         """Keep the keys of columns x [D, n] behind the trunk, and those of them that lie in the window; positions int32 [n]."""
         t, b, n = self.trunk, f"blk.{self.block}.attn_", x.ne[1]
         y = g.rms_norm(x, t.rms_eps, w[f"{b}norm.weight"])
@@ -101,7 +101,9 @@ class ScorerModel:
         (places,) = g.derive("window", [(I32, (n,))], memory.places, positions)
         g.expand(g.set_rows(memory.window, x, places))
 
-    def masses(self, device: Device, w: Mapping[str, Any], memory: Memory, tokens: int, window: int) -> Graph:
+    def masses(
+        self, device: Device, w: Mapping[str, Tensor], memory: Memory, tokens: int, window: int
+    ) -> Graph:
         """The graph of the masses of `tokens` tokens, output `mass` float32 [tokens]: sums over the window and the heads."""
         t, b, d = self.trunk, f"blk.{self.block}.attn_", self.trunk.head_dim
         g = Graph(device, 256 + 16 * window)

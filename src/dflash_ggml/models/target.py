@@ -8,10 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
 from ..state.mask import ResidentMask
@@ -24,7 +25,7 @@ Outputs = Literal["last", "every", "hidden"]
 
 # (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): let the draft take in these tokens. A long batch
 # comes in several calls, in order; inputs of the draft's own are set by what it adds to `graph.fillers`.
-Append = Callable[[Graph, Any, Any, Any, Any], object]
+Append = Callable[[Graph, Tensor, Tensor, Tensor, Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Target(ABC):
         """What it keeps of a sequence."""
 
     @abstractmethod
-    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Any]) -> Graph:
+    def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """The graph of a pass.
 
         Inputs: `ints` = ids | positions | cache rows | parents (-1 for the first of a linear batch and the root of a tree),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 
 
-def carry_graph(device: Device, caches: Iterable[Any], n: int) -> Graph:
+def carry_graph(device: Device, caches: Iterable[Tensor], n: int) -> Graph:
     """Graph that copies n rows of each cache [row, n_rows], as words, so that none is rounded again: from the input `from`, int32
     [n], to `to`. All of a cache are read before the first is written, so that the two may overlap."""
     caches = list(caches)

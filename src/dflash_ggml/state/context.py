@@ -14,11 +14,11 @@ for each column which rows it sees: one range or, around the end of a ring, two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import Device
 from ..ggml.graph import Graph
 from .kv import KvCache, LayerCache, kv_bucket
@@ -165,12 +165,12 @@ class Context:
         return self.groups[group].cache.layer(at)
 
     @property
-    def slices(self) -> list:
+    def slices(self) -> list[Tensor]:
         """Keys and values [row, n_rows] of layers with a row per token."""
         return [t for group in self.groups if not group.is_ring for t in group.cache.slices]
 
     @property
-    def rings(self) -> list[tuple[Any, int, int]]:
+    def rings(self) -> list[tuple[Tensor, int, int]]:
         """Keys and values of the rings' layers, each with the rows of a ring, and how many of the last tokens may still be
         seen."""
         return [

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
@@ -26,12 +27,12 @@ class Features:
             self.tensor = self._store.tensor(F32, row, width, name="features")
             self._store.allocate()
 
-    def columns(self, g: Graph, x, tap: int, n: int):
+    def columns(self, g: Graph, x: Tensor, tap: int, n: int) -> Tensor:
         """Where the rows x [D, n] of tap number `tap` belong in the first n columns: a view [D, n]."""
         d = x.ne[0]
         return g.view(self.tensor, (d, n), (self.tensor.nb[1],), offset=tap * d * 4)
 
-    def put(self, g: Graph, x, tap: int, column):
+    def put(self, g: Graph, x: Tensor, tap: int, column: Tensor) -> Tensor:
         """Write the rows x [D, n] of tap number `tap` to the columns that the int32 tensor `column` [n] names."""
         d = x.ne[0]
         home = g.view(self.tensor, (d, self.width), (self.tensor.nb[1],), offset=tap * d * 4)

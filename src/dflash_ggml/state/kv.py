@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
@@ -33,7 +33,7 @@ def kv_bucket(rows: int, on_gpu: bool = False) -> int:
     return -(-rows // step) * step
 
 
-def under(mask) -> Callable[..., Any]:
+def under(mask: Tensor) -> Callable[..., Tensor]:
     """Attention over the rows that a mask float16 [n_kv, n] shows, for `LayerCache.attend`."""
     return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale)
 
@@ -42,15 +42,15 @@ def under(mask) -> Callable[..., Any]:
 class LayerCache:
     """One layer's keys and values [row, n_rows], and how they are rotated: what attention is built with."""
 
-    keys: Any
-    values: Any
+    keys: Tensor
+    values: Tensor
     rotation: Rotation
 
-    def queries(self, g: Graph, q):
+    def queries(self, g: Graph, q: Tensor) -> Tensor:
         """Rotated q [head_dim, heads, n], as `attend` wants them."""
         return g.expand(self.rotation.of_keys(g, q))
 
-    def write(self, g: Graph, k, v, rows) -> LayerCache:
+    def write(self, g: Graph, k: Tensor, v: Tensor, rows: Tensor) -> LayerCache:
         """Keep k [head_dim, kv_heads, n] and v [row, n] in `rows`, int32 [n]; what reads the result comes after that."""
         k = g.reshape(self.rotation.of_keys(g, k), v.ne[0], v.ne[1])
         keys = g.expand(g.set_rows(self.keys, k, rows))
@@ -58,8 +58,14 @@ class LayerCache:
         return replace(self, keys=keys, values=values)
 
     def attend(
-        self, g: Graph, q, attention: Callable[..., Any], n_kv: int, rows=None, scale: float | None = None
-    ):
+        self,
+        g: Graph,
+        q: Tensor,
+        attention: Callable[..., Tensor],
+        n_kv: int,
+        rows: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
         """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows, or over `rows`, int32 [m] -> [head_dim, heads,
         n].
 
@@ -134,7 +140,7 @@ class KvCache:
         return LayerCache(keys, values, rotations.of(self.layers[layer].head_dim))
 
     @property
-    def slices(self) -> list:
+    def slices(self) -> list[Tensor]:
         """Keys and values of each layer in order, [elements stored of a row, n_rows] each."""
         return list(self._slices)
 

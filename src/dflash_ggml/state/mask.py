@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F16, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
@@ -76,7 +77,7 @@ class ResidentMask:
         """Groups of rows that a pass rewrites: around its start, and where the window's edge moved."""
         return 1 if self.window is None else 2
 
-    def build(self, g: Graph, name: str, n_kv: int, columns: int, rank: int = 0):
+    def build(self, g: Graph, name: str, n_kv: int, columns: int, rank: int = 0) -> Tensor:
         """The mask float16 [n_kv, columns] as part of graph `g`; `fill` provides its inputs `name`0, `name`1."""
         mask = self._rows[rank]
         for i in range(self.n_updates):

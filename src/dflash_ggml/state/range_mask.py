@@ -7,11 +7,11 @@ computed on the device from the ranges.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import I32
 from ..ggml.graph import Graph
 from ..ggml.operations import MOST_SPANS
@@ -20,7 +20,7 @@ from .kv import under
 
 def of_blocks(
     g: Graph, n_kv: Sequence[int], block: int, blocks: int, pieces: Sequence[int]
-) -> list[Callable[..., Any]]:
+) -> list[Callable[..., Tensor]]:
     """Attention over each group of a context (see `under`), for so many blocks of columns; `fill` provides the inputs.
 
     n_kv: rows of each group. pieces: ranges of a column in it."""
@@ -31,7 +31,7 @@ def of_blocks(
     seqs = g.input("seqs", I32, 3, blocks)
     spans = [g.input(f"spans{i}", I32, 2, blocks) for i in range(len(pieces))]
 
-    def over(mask, span) -> Callable[..., Any]:
+    def over(mask, span) -> Callable[..., Tensor]:
         return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale, seqs, span)
 
     return [over(mask, span) for mask, span in zip(masks, spans)]

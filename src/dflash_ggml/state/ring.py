@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F16, I32, NARROW_COLUMNS, Device
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
@@ -65,7 +66,9 @@ class Near:
         if g.device.is_gpu and n <= NARROW_COLUMNS:
             self._mask = g.range_mask(self._ranges, self.n_kv)
 
-    def attend(self, g: Graph, q, keys, values, scale: float, sinks=None):
+    def attend(
+        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
         """See Columns.attend."""
         if self._mask is None and sinks is not None:
             self._mask = g.range_mask(self._ranges, self.n_kv)
@@ -92,7 +95,7 @@ class Ring:
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
         self.cache = KvCache(device, layers, kv_type, n_rows * n_states, sides)
 
-    def build(self, g: Graph, n: int, positions, is_tree: bool, seqs=None) -> Near:
+    def build(self, g: Graph, n: int, positions: Tensor, is_tree: bool, seqs: Tensor | None = None) -> Near:
         """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""
         return Near(g, self.name, self.window, n, positions, is_tree, seqs)
 
@@ -164,7 +167,7 @@ class Ring:
             array[: len(trees)], array[len(trees) :] = spans, 0
 
     @property
-    def kept(self) -> list[tuple[Any, int, int]]:
+    def kept(self) -> list[tuple[Tensor, int, int]]:
         """Keys and values of each layer, with the rows of the ring and how many of the last tokens may still be seen."""
         return [(t, self.n_rows, self.window - 1) for t in self.cache.slices]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
 from ..ggml.store import Store
@@ -28,14 +28,14 @@ _KEYS, _VALUES = 512, 64  # the widest rotations
 class Rotation:
     """The rotations of one layer's keys and values: matrices [w, w], None where rows are kept as they are."""
 
-    keys: Any = None
-    values: Any = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
 
-    def of_keys(self, g: Graph, x):
+    def of_keys(self, g: Graph, x: Tensor) -> Tensor:
         """Queries or keys x [head_dim, heads, n], contiguous, as the cache keeps keys."""
         return _rotate(g, self.keys, x)
 
-    def of_values(self, g: Graph, x):
+    def of_values(self, g: Graph, x: Tensor) -> Tensor:
         """Values x [row, n] as the cache keeps them, or back: what attention gives, x [head_dim, heads, n]. Contiguous."""
         return _rotate(g, self.values, x)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError
-from ..ggml.bindings import lib
+from ..ggml.bindings import Tensor, lib
 from ..ggml.device import Device
 
 BLOCK = 256  # tokens whose K/V rows are copied at once
@@ -68,24 +67,24 @@ class Tensors:
     kept."""
 
     device: Device
-    live: Sequence[Sequence[Any]]
-    caches: Sequence[Any]
+    live: Sequence[Sequence[Tensor]]
+    caches: Sequence[Tensor]
     first_row: int = 0
-    rings: Sequence[tuple[Any, int, int]] = ()
+    rings: Sequence[tuple[Tensor, int, int]] = ()
     state_index: int = 0
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         """The bytes of the recurrent state, an array per part."""
         return tuple(map(self._read_part, self.live))
 
-    def _read_part(self, part: Sequence[Any]) -> np.ndarray:
+    def _read_part(self, part: Sequence[Tensor]) -> np.ndarray:
         whole = self.device.buffers.take(sum(map(lib.ggml_nbytes, part)))
         for t, at in self._placed(part):
             self.device.read_bytes(t, whole[at : at + lib.ggml_nbytes(t)])
         return whole
 
     @staticmethod
-    def _placed(part: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    def _placed(part: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
         """The tensors of a part, and where each begins in its bytes."""
         at = 0
         for t in part:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
-from ..ggml.bindings import lib
+from ..ggml.bindings import Tensor, lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.mailboxes import Mailboxes, mailbox_words
@@ -78,7 +78,7 @@ class TargetState:
         view.rank = rank
         return view
 
-    def summed(self, g: Graph, y):
+    def summed(self, g: Graph, y: Tensor) -> Tensor:
         """What all ranks have computed of a layer's output, of which `y` is one's part; y itself where there is one rank."""
         return y if self.mailboxes is None else g.all_reduce(y, self.mailboxes.tensors[self.rank])
 
@@ -105,18 +105,18 @@ class TargetState:
         """All K/V rows, with what the names of a commit's inputs begin with."""
         return [("", self.kv), *((f"{ring.name}_", ring.cache) for ring in self.rings)]
 
-    def window(self, layer: int):
+    def window(self, layer: int) -> Tensor:
         """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
         return self._states_of(layer).window[self._place(layer)]
 
-    def delta(self, layer: int):
+    def delta(self, layer: int) -> Tensor:
         """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
         return self._states_of(layer).delta[self._place(layer)]
 
     def _states_of(self, layer: int) -> LayerStates:
         return self.recurrent[self.spec.side(self._number(layer))]
 
-    def all_states(self, g: Graph, layer: int) -> tuple[Any, Any]:
+    def all_states(self, g: Graph, layer: int) -> tuple[Tensor, Tensor]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
         of, at = self._states_of(layer), self._place(layer)
         whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
@@ -126,11 +126,11 @@ class TargetState:
         )
         return windows, deltas
 
-    def land_conv_inputs(self, g: Graph, x, layer: int):
+    def land_conv_inputs(self, g: Graph, x: Tensor, layer: int) -> Tensor:
         """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
         return g.land(x, self._states_of(layer).conv_inputs, self._place(layer))
 
-    def factors(self, g: Graph, layer: int, columns: int):
+    def factors(self, g: Graph, layer: int, columns: int) -> Tensor:
         """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
         return g.slice(self._states_of(layer).factors, self._place(layer), columns)
 
@@ -149,7 +149,7 @@ class TargetState:
         of all layers in order, as so many tensors as there are sides that have some."""
         return [list(t) for t in zip(*(of.by_index[state_index] for of in self.recurrent.values()))]
 
-    def live(self, state_index: int = 0) -> list:
+    def live(self, state_index: int = 0) -> list[Tensor]:
         """The same as one list."""
         return [t for part in self.live_parts(state_index) for t in part]
 

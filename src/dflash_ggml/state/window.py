@@ -6,11 +6,10 @@ The rows that a pass reads are gathered into tensors of their own, so that no of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..ggml.bindings import Tensor
 from ..ggml.device import F16, I32
 from ..ggml.graph import Graph
 from .kv_type import KvType, row_bytes
@@ -41,7 +40,7 @@ class DecodeWindow:
         a_row = row_bytes(kv_type.k, widest) + row_bytes(kv_type.v, widest)
         return self._rows(columns) * (a_row + 2 * columns)
 
-    def build(self, g: Graph, columns: int) -> tuple[Any, Any]:
+    def build(self, g: Graph, columns: int) -> tuple[Tensor, Tensor]:
         """Inputs of graph `g`, which `fill` provides: the rows int32 [n] that it gathers, and the mask over them, float16
         [n, columns]."""
         n = self._rows(columns)

@@ -107,7 +107,7 @@ class BlockNet(nn.Module):
 
     def loss(
         self, tables: Tables, ids: Tensor, features: Tensor, anchors: Tensor, stop: Tensor, by_depth: Tensor
-    ):
+    ) -> Tensor:
         """The mean loss of a batch; by_depth [L]: weights of the depths, of sum 1."""
         hidden = self(tables, ids, features, anchors)
         labels, before, counts = self.behind(ids, anchors, stop)

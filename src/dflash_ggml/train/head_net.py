@@ -72,7 +72,7 @@ class HeadNet(nn.Module):
 
     def loss(
         self, tables: Tables, ids: Tensor, hidden: Tensor, anchors: Tensor, stop: Tensor, by_depth: Tensor
-    ):
+    ) -> Tensor:
         """As of a block draft; here every token behind a row's first anchor counts."""
         outputs = self.passes(tables, ids, hidden)
         at = torch.arange(ids.shape[1], device=ids.device)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...decode.candidates import Candidates, NonFiniteDraft, Rows
 from ...decode.sequence import Sequence
+from ...ggml.bindings import Tensor
 from ...ggml.device import I32, NARROW_COLUMNS
 from ...ggml.graph import Graph
 from ...ggml.weights import Weights
@@ -82,7 +82,7 @@ class DFlashDrafter(Drafter):
         return self.context.slices
 
     @property
-    def rings(self) -> Items[tuple[Any, int, int]]:
+    def rings(self) -> Items[tuple[Tensor, int, int]]:
         return self.context.rings
 
     @property
@@ -281,7 +281,7 @@ class DFlashDrafter(Drafter):
     def append(self) -> Append:
         return self._append
 
-    def _append(self, graph: Graph, features: Any, ids: Any, positions: Any, rows: Any) -> None:
+    def _append(self, graph: Graph, features: Tensor, ids: Tensor, positions: Tensor, rows: Tensor) -> None:
         """Rows in a ring are inputs of their own, one for each ring and call."""
         n, groups = features.ne[1], self.context.groups
         of_groups = [_ring_input(graph, group, n) if group.is_ring else rows for group in groups]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...ggml.bindings import Tensor
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
 from ...state import range_mask
@@ -21,7 +22,13 @@ from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
 
 
 def append_context(
-    g: Graph, w: Mapping[str, Any], p: DraftParams, context: Context, features, positions, rows: Sequence[Any]
+    g: Graph,
+    w: Mapping[str, Tensor],
+    p: DraftParams,
+    context: Context,
+    features: Tensor,
+    positions: Tensor,
+    rows: Sequence[Tensor],
 ) -> list[LayerCache]:
     """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n]; per group of the context cache rows
     int32 [n], of which a ring takes no more than it has, the last ones.
@@ -61,7 +68,9 @@ def _last(g: Graph, n: int, c, positions, rows) -> tuple:
     return c, *(g.view(x, (n,), offset=skipped * x.nb[0]) for x in (positions, rows))
 
 
-def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, context: Context, features) -> Graph:
+def context_graph(
+    device: Device, w: Mapping[str, Tensor], p: DraftParams, context: Context, features: Tensor
+) -> Graph:
     """Graph that takes in features of committed tokens and drafts nothing. `features`: tensor [n_tap*D, columns].
 
     Input: ints = columns of the features | positions | cache rows of each group, each B.
@@ -74,13 +83,13 @@ def context_graph(device: Device, w: Mapping[str, Any], p: DraftParams, context:
 
 def draft_graph(
     device: Device,
-    w: Mapping[str, Any],
+    w: Mapping[str, Tensor],
     p: DraftParams,
     context: Context,
-    features,
-    embedding,
-    head,
-    head_scale,
+    features: Tensor,
+    embedding: Tensor,
+    head: Tensor,
+    head_scale: Tensor,
     n_kv: Sequence[int],
     block: int,
     candidates: int,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from ...ggml.bindings import Tensor
 from ...ggml.device import I32
 from ...ggml.graph import Graph
 from ..lattice import pack
@@ -20,7 +20,7 @@ class Convolution:
     stands left of the block.
     """
 
-    def __init__(self, g: Graph, w: Mapping[str, Any], s: Selector, name: str, y, zeros) -> None:
+    def __init__(self, g: Graph, w: Mapping[str, Tensor], s: Selector, name: str, y, zeros) -> None:
         """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come. zeros
         [D, 1, k]: what stands left of the blocks, of which k are concatenated in B."""
         self.g, self.s, self.zeros, self.base = g, s, zeros, w[f"{name}_conv_base"]
@@ -52,7 +52,9 @@ class Convolution:
         return g.reshape(g.concat(self.zeros, g.view(x, (d, size - 1, k), (d * 4, size * d * 4)), 1), d, n)
 
 
-def selector_lattice(g: Graph, w: Mapping[str, Any], s: Selector, logits, hidden, pending):
+def selector_lattice(
+    g: Graph, w: Mapping[str, Tensor], s: Selector, logits: Tensor, hidden: Tensor, pending: Tensor
+) -> Tensor:
     """Candidates and pair scores as `pack` gives them: M_i(a, b) = (P[a] * (W h_i)) . S[b].
 
     logits [n_vocab, L]; hidden [D, L], what the head saw; pending int32 [1].

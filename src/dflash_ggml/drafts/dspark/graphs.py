@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...ggml.bindings import Tensor
 from ...ggml.device import I32
 from ...ggml.graph import Graph
 from ..lattice import pack
 from .params import AFTER, BEFORE, GATE_BIAS, GATE_HIDDEN, GATE_TOKEN, TO_TARGET, Markov
 
 
-def markov_lattice(g: Graph, w: Mapping[str, Any], m: Markov, logits, hidden, pending, candidates: int):
+def markov_lattice(
+    g: Graph,
+    w: Mapping[str, Tensor],
+    m: Markov,
+    logits: Tensor,
+    hidden: Tensor,
+    pending: Tensor,
+    candidates: int,
+) -> Tensor:
     """Candidates and pair scores as `pack` gives them, U_i with M_i after the best candidate of depth i - 1 in it.
 
     logits [n, L] over the draft's vocabulary; hidden [D, L], what the head saw; pending int32 [1].

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from ...ggml.bindings import Tensor
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
 from ...models.layers import matmul, matmuls
@@ -28,18 +28,18 @@ class Parts:
     [D, n_states], and for several sequences one more that is never read."""
 
     head: Head
-    w: Mapping[str, Any]
+    w: Mapping[str, Tensor]
     kv: KvCache
-    last: Any
+    last: Tensor
     embedding: str
     output: str
 
-    def read_last(self, g: Graph):
+    def read_last(self, g: Graph) -> Tensor:
         """The h of the sequence's last token, [D, 1]."""
         state_index = self._state_index(g)
         return self.last if state_index is None else g.get_rows(self.last, state_index)
 
-    def write_last(self, g: Graph, h) -> None:
+    def write_last(self, g: Graph, h: Tensor) -> None:
         """Store h [D, 1] as that of the sequence's last token."""
         state_index = self._state_index(g)
         g.expand(g.copy(h, self.last) if state_index is None else g.set_rows(self.last, h, state_index))
@@ -54,7 +54,9 @@ class Parts:
         return g.inputs[STATE_INDEX].tensor
 
 
-def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
+def take_in(
+    g: Graph, m: Parts, h: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, pick: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Write keys and values of tokens: h [D, n] of the tokens themselves, ids, positions and cache rows int32 [n].
 
     Each token goes in with the h of the one before it, the first with `last`, and `last` becomes that of the last token; with
@@ -74,7 +76,7 @@ def take_in(g: Graph, m: Parts, h, ids, positions, rows, pick=None):
     return cache, x
 
 
-def joined(g: Graph, m: Parts, ids, h):
+def joined(g: Graph, m: Parts, ids: Tensor, h: Tensor) -> Tensor:
     """The block's input [D, n] of tokens int32 [n] with the hidden states h [D, n] of those before them."""
     p, name = m.head, m.head.prefix + "nextn."
     e = g.rms_norm(g.get_rows(m.w[m.embedding], ids), p.rms_eps, m.w[name + "enorm.weight"])
@@ -82,7 +84,7 @@ def joined(g: Graph, m: Parts, ids, h):
     return matmul(g, m.w, name + "eh_proj", g.concat(e, h, 0))
 
 
-def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
+def keys_values(g: Graph, m: Parts, x: Tensor, positions: Tensor, rows: Tensor) -> LayerCache:
     """The cache once keys and values of the block's inputs x [D, n] are in `rows`."""
     p, name, n = m.head, m.head.prefix + "attn_", x.ne[1]
     y = g.rms_norm(x, p.rms_eps, m.w[m.head.prefix + "attn_norm.weight"])
@@ -92,7 +94,9 @@ def keys_values(g: Graph, m: Parts, x, positions, rows) -> LayerCache:
     return m.kv.layer(0).write(g, k, v, rows)
 
 
-def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
+def block(
+    g: Graph, m: Parts, x: Tensor, position: Tensor, cache: LayerCache, mask: Tensor, n_kv: int
+) -> Tensor:
     """The normed output [D, n] for the block's inputs x [D, n], whose keys and values are in the cache; mask [n_kv, n]."""
     p, w, name, d, n = m.head, m.w, m.head.prefix, m.head.head_dim, x.ne[1]
     q_gate = matmul(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
@@ -106,12 +110,12 @@ def block(g: Graph, m: Parts, x, position, cache: LayerCache, mask, n_kv: int):
     return g.rms_norm(x, p.rms_eps, w[p.own(NORM, "output_norm.weight")])
 
 
-def normed(g: Graph, m: Parts, features):
+def normed(g: Graph, m: Parts, features: Tensor) -> Tensor:
     """The target's hidden states as its head sees them, of the outputs [D, n] of its last layer."""
     return g.rms_norm(features, m.head.rms_eps, m.w["output_norm.weight"])
 
 
-def context_graph(device: Device, m: Parts, features, room: int) -> Graph:
+def context_graph(device: Device, m: Parts, features: Tensor, room: int) -> Graph:
     """Takes in up to R = `room` tokens and drafts nothing.
 
     Input: ints = ids | columns of the features | positions | cache rows, each R, and how many there are, 1.
@@ -127,7 +131,14 @@ def context_graph(device: Device, m: Parts, features, room: int) -> Graph:
 
 
 def draft_graph(
-    device: Device, m: Parts, features, mask: ResidentMask, n_kv: int, room: int, depth: int, candidates: int
+    device: Device,
+    m: Parts,
+    features: Tensor,
+    mask: ResidentMask,
+    n_kv: int,
+    room: int,
+    depth: int,
+    candidates: int,
 ) -> Graph:
     """Takes in up to R = `room` tokens, then drafts `depth` more behind the pending one, each from the best before it.
 
@@ -160,7 +171,7 @@ def draft_graph(
 
 
 def drafts_graph(
-    device: Device, m: Parts, features, n_kv: int, room: int, depth: int, candidates: int, batch: int
+    device: Device, m: Parts, features: Tensor, n_kv: int, room: int, depth: int, candidates: int, batch: int
 ) -> Graph:
     """`draft_graph` for a batch of sequences of any state indices.
 

@@ -6,6 +6,8 @@ fails inside ggml ends the process.
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 from dflash_ggml.ggml.bindings.variants import load_variant
 
 load_variant(__name__)  # before anything imports the one beside it
@@ -13,7 +15,9 @@ load_variant(__name__)  # before anything imports the one beside it
 from dflash_ggml.ggml.bindings import callbacks  # noqa: E402
 from dflash_ggml.ggml.bindings._bindings import ffi, lib  # noqa: E402
 
-__all__ = ["ffi", "lib"]
+__all__ = ["Tensor", "ffi", "lib"]
+
+Tensor: TypeAlias = Any  # a `struct ggml_tensor *`: cffi has one type for all pointers
 
 _missing = lib.dflash_missing_cpu_feature()
 if _missing != ffi.NULL:
