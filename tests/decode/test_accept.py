@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import greedy, walk
-from dflash_ggml.decode.tree import Tree, chain
+from dflash_ggml.decode.tree import Tree
+from reference.trees import chain
 
 
 @st.composite

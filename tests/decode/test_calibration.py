@@ -7,7 +7,7 @@ import pytest
 
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.tree import best_first
+from reference.trees import best_first
 
 # one candidate of 0.8 and one of 0.1 at each of three depths
 TREE = best_first(0, np.array([[1, 2]] * 3), np.log(np.array([[0.8, 0.1]] * 3, np.float32)), 8)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode import tree as tree_module
 from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
-from dflash_ggml.decode.tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, best_first, expand, grow, spine
+from dflash_ggml.decode.tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, expand, grow, spine
+from reference.trees import best_first
 from reference.trie import Trie
 
 

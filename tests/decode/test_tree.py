@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_ggml.decode.tree import Tree, best_first, chain, observers
+from dflash_ggml.decode.tree import Tree, observers
+from reference.trees import best_first, chain
 
 
 def candidates(seed: int, n_depths: int, n_ranks: int, n_vocab: int = 40) -> tuple[np.ndarray, np.ndarray]:

@@ -7,9 +7,9 @@ import pytest
 
 from dflash_ggml.config import DRAFTS, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.decode.tree import chain
 from fixtures import draft_blocks, greedy_cases
 from reference.engine_kit import Solo, verify
+from reference.trees import chain
 
 GREEDY = SamplingParams(temperature=0)
 NEAR_TIE = 2e-3  # logits this close may swap between two float32 implementations

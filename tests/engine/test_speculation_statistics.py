@@ -15,8 +15,9 @@ import pytest
 
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.sampling import Sampler, SamplingParams, log_softmax
-from dflash_ggml.decode.tree import Tree, best_first, chain
+from dflash_ggml.decode.tree import Tree
 from reference.chi_square import assert_drawn_from, assert_same_source
+from reference.trees import best_first, chain
 
 V, DEPTHS, RANKS = 12, 5, 4
 N = 20_000

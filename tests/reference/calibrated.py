@@ -1,4 +1,4 @@
-"""Reference of calibration in Python, for the C of `decode`."""
+"""Reference of calibration in Python, for the C of `decode/native`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class _Growth:
         n_rows, end = len(rows), len(nodes) + n
         while heap and (node := len(nodes)) < end:
             cost, depth, parent, rank, what = heap[0]
-            if what is None:  # plain rows, as in `tree.best_first`
+            if what is None:  # plain rows, as in `trees.best_first`
                 tokens, scores, _ = rows[depth - 1]
                 nodes.append((tokens[rank], parent, depth, -1, DRAFT))
                 costs.append(cost)

@@ -1,4 +1,4 @@
-"""Reference of the shared heap in Python, for the C of `decode`."""
+"""Reference of the shared heap in Python, for the C of `decode/native`."""
 
 from __future__ import annotations
 

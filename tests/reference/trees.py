@@ -1,4 +1,4 @@
-"""Reference of draft trees grown in Python, for the C of `decode`."""
+"""Reference of draft trees grown in Python, for the C of `decode/native`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,39 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dflash_ggml.decode.candidates import Candidates, Children, Rows
-from dflash_ggml.decode.tree import Tree
+from dflash_ggml.decode.tree import Tree, expand
+
+
+def best_first(
+    root: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], budget: int, chain_seed: bool = False
+) -> Tree:
+    """`tree.expand` for a block of candidates without pair scores: ids and log_probs [L, K]."""
+    return expand(root, Rows(ids, log_probs), budget, chain_seed)
+
+
+def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:
+    """The path of the best candidate of each depth: what classic speculative decoding verifies.
+
+    Args:
+        ids, log_probs: [L] or [L, K] (rank 0 is taken); without log_probs every path log-probability is 0.
+        length: At most so many nodes.
+
+    Raises:
+        ValueError: The shapes differ or length < 0.
+    """
+    ids = np.asarray(ids, np.int32)
+    scores = np.zeros(ids.shape, np.float32) if log_probs is None else np.asarray(log_probs, np.float32)
+    if ids.ndim not in (1, 2) or scores.shape != ids.shape:
+        raise ValueError(f"ids {ids.shape} and log_probs {scores.shape} must both be [L] or [L, K]")
+    if length is not None and length < 0:
+        raise ValueError(f"length must not be negative, got {length}")
+    if ids.ndim == 2:
+        ids, scores = ids[:, 0], scores[:, 0]
+    ids, scores = ids[:length], scores[:length]
+    depths = np.arange(len(ids) + 1, dtype=np.int32)
+    # Summed in float64 like the costs in C, so that a chain equals a tree of one candidate to the bit.
+    paths = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64))).astype(np.float32)
+    return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
 
 
 def grown_of_rows(

@@ -125,7 +125,11 @@ class Sequence:
         return self.finish is not None or was_forced or bool(self.forced)
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The forced token, or the sampler's. Raises ConfigError for an id that the vocabulary does not have."""
+        """The forced token, or the sampler's.
+
+        Raises:
+            ConfigError: For an id that the vocabulary does not have.
+        """
         if self.forced:
             return self.forced[0]
         assert self.sampler is not None

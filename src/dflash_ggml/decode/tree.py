@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .candidates import Candidates, Rows
+from .candidates import Candidates
 from .lookup import Evidence, LookupCandidates, LookupRates
 from .native import NONE, doubles, ffi, floats, ints, lib, octets
 
@@ -29,11 +29,13 @@ _ROOM = 4096  # nodes that there are arrays for at first
 class Tree:
     """A draft tree; index 0 is the root (the pending token), and every parent precedes its children.
 
-    tokens, parents, depths: int32 [width]; parents[0] = -1 and depths[0] = 0.
-    log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
-    sources: uint8 [width], which sources offered each node, bits of `merged`, 0 at the root; None: one source made all of it.
-    evidence: what the probabilities of a merged tree rest on.
-    native: where C finds parents, depths and log_probs of a tree that it has grown.
+    Attributes:
+        tokens, parents, depths: int32 [width]; parents[0] = -1 and depths[0] = 0.
+        log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
+        sources: uint8 [width], which sources offered each node, bits of `merged`, 0 at the root; None: one source
+            made all of it.
+        evidence: What the probabilities of a merged tree rest on.
+        native: Where C finds parents, depths and log_probs of a tree that it has grown.
     """
 
     tokens: NDArray[np.int32]
@@ -68,7 +70,11 @@ class Tree:
         return Tree, (self.tokens, self.parents, self.depths, self.log_probs, self.sources, self.evidence)
 
     def arrays(self) -> tuple[Any, Any, Any]:
-        """Parents, depths and log_probs for C. Raises ValueError if they are not of one length."""
+        """Parents, depths and log_probs for C.
+
+        Raises:
+            ValueError: They are not of one length.
+        """
         if self.native is not None:
             return self.native
         n = self.width
@@ -103,27 +109,19 @@ def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fa
     """The `budget` most probable paths that `candidates` offers, in falling order of probability.
 
     Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer
-    nodes only if the candidates run out; paths of probability 0 are never added. chain_seed: see `best_first`. Raises
-    ValueError if budget < 0.
+    nodes only if the candidates run out; paths of probability 0 are never added.
+
+    Args:
+        root: The pending token.
+        candidates: What a draft, or prompt lookup, proposes.
+        budget: The most nodes beside the root.
+        chain_seed: The spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1 siblings
+            of all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be out of order.
+
+    Raises:
+        ValueError: budget < 0.
     """
     return grow(root, candidates, budget, CHAIN_SEED if chain_seed else BEST_FIRST)
-
-
-def best_first(
-    root: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], budget: int, chain_seed: bool = False
-) -> Tree:
-    """`expand` for a block of rows, the draft's product distribution.
-
-    ids, log_probs: [L, K], the K candidates of each of L depths, log_probs falling along each row.
-
-    chain_seed: the spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1
-    siblings of all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be
-    out of order.
-
-    Raises ValueError if shapes differ, rows do not fall, or values are NaN or no log-probabilities; or if
-    budget < 0.
-    """
-    return expand(root, Rows(ids, log_probs), budget, chain_seed)
 
 
 def grow(
@@ -136,8 +134,18 @@ def grow(
 ) -> Tree:
     """The most probable paths of a draft, of prompt lookup with its rates, or of both: `expand` and `merged.Merged`, in C.
 
-    order: BEST_FIRST, CHAIN_SEED or SPINE. Blocks are read in C; another draft is asked for the children of a node when C has
-    come to it. Raises ValueError if budget < 0.
+    Blocks are read in C; another draft is asked for the children of a node when C has come to it.
+
+    Args:
+        root: The pending token.
+        draft: Candidates of a draft, None without one.
+        budget: The most nodes beside the root.
+        order: BEST_FIRST, CHAIN_SEED or SPINE.
+        lookup: Candidates of prompt lookup, if there are any.
+        rates: How often prompt lookup is right; needed with `lookup`.
+
+    Raises:
+        ValueError: budget < 0.
     """
     if budget < 0:
         raise ValueError(f"budget must not be negative, got {budget}")
@@ -199,37 +207,23 @@ def _ask(draft: Candidates, growth: Any) -> int:
     return nodes
 
 
-def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:
-    """The path of the best candidate of each depth: what classic speculative decoding verifies.
-
-    ids, log_probs: [L] or [L, K] (rank 0 is taken); without log_probs every path log-probability is 0.
-    length: at most so many nodes. Raises ValueError if the shapes differ or length < 0.
-    """
-    ids = np.asarray(ids, np.int32)
-    scores = np.zeros(ids.shape, np.float32) if log_probs is None else np.asarray(log_probs, np.float32)
-    if ids.ndim not in (1, 2) or scores.shape != ids.shape:
-        raise ValueError(f"ids {ids.shape} and log_probs {scores.shape} must both be [L] or [L, K]")
-    if length is not None and length < 0:
-        raise ValueError(f"length must not be negative, got {length}")
-    if ids.ndim == 2:
-        ids, scores = ids[:, 0], scores[:, 0]
-    ids, scores = ids[:length], scores[:length]
-    depths = np.arange(len(ids) + 1, dtype=np.int32)
-    # Summed in float64 like best_first's costs, so that a chain equals a tree of one candidate to the bit.
-    paths = np.concatenate(([0.0], np.cumsum(scores, dtype=np.float64))).astype(np.float32)
-    return Tree(np.concatenate((np.array([root], np.int32), ids)), depths - 1, depths, paths)
-
-
 def spine(root: int, candidates: Candidates, length: int) -> Tree:
-    """The chain of best candidates, at most `length` long. Raises ValueError if length < 0."""
+    """The chain of best candidates, at most `length` long.
+
+    Raises:
+        ValueError: length < 0.
+    """
     return grow(root, candidates, length, SPINE)
 
 
 def observers(tree: Tree | ArrayLike, width: int | None = None) -> NDArray[np.uint8]:
     """Which nodes attend to each node, as bits: bit i of row j, lowest first, says that j is node i or an ancestor of it.
 
-    Takes a Tree or parents with -1 for roots; uint8 [width, width / 8 rounded up]. Nodes up to `width` that the tree does
-    not have attend to themselves only. Raises ValueError if a parent does not precede its child.
+    Takes a Tree or parents with -1 for roots; uint8 [width, width / 8 rounded up]. Nodes up to `width` that the tree
+    does not have attend to themselves only.
+
+    Raises:
+        ValueError: A parent does not precede its child.
     """
     parents = tree.arrays()[0] if isinstance(tree, Tree) else ints(tree)
     n = tree.width if isinstance(tree, Tree) else len(parents)

@@ -4,7 +4,7 @@ Every function takes what the method of `Operations` with its name takes and giv
 native operations read from parents, paths and ranges as they run, indices and masks, the host derives here from the same inputs
 before each run (`Graph.derive`).
 
-Matrix products of states and factors are written as products of single columns: for several columns Vulkan and Metal
+Matmuls of states and factors are written as matmuls of single columns: for several columns Vulkan and Metal
 round both sides to float16, and states are float32.
 """
 
@@ -152,7 +152,7 @@ def _fill_taps(outs: list[Array], parents: Array, seqs: Array | None, states: in
         at = np.maximum(above[at], 0)
 
 
-def _paths(path: Array | None, seqs: Array | None, n: int, states: int) -> Iterator[tuple[int, list[int]]]:
+def _paths(path: Array | None, seqs: Array | None, n: int) -> Iterator[tuple[int, list[int]]]:
     """Each state that is committed to, with the accepted columns."""
     if seqs is None:
         assert path is not None
@@ -178,7 +178,7 @@ def _fill_window(outs: list[Array], path: Array | None, seqs: Array | None, n: i
     layers, size = len(entering), kept.shape[-1]
     entering, kept = entering.reshape(layers, -1, size), kept.reshape(layers, -1, size)
     entering[:], kept[:] = 0, np.arange(size)
-    for index, columns in _paths(path, seqs, n, kept.shape[1]):
+    for index, columns in _paths(path, seqs, n):
         last = columns[-size:]
         entering[:, index, : len(last)] = last
         kept[:, index] += len(last)
@@ -191,7 +191,7 @@ def _fill_path(outs: list[Array], path: Array | None, seqs: Array | None, n: int
     layers, states = last.shape
     nodes = nodes.reshape(layers, states, -1)
     nodes[:], last[:] = n, n
-    for index, columns in _paths(path, seqs, n, states):
+    for index, columns in _paths(path, seqs, n):
         nodes[:, index, : len(columns)] = columns
         last[:, index] = columns[-1]
 
@@ -435,7 +435,7 @@ def conv_bytes(columns: int, channels: int, kernel: int) -> int:
 
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
-    """The larger of a tree's products, quadratic and linear in its columns, and of the layers that are committed together."""
+    """The larger of a tree's matmuls, quadratic and linear in its columns, and of the layers that are committed together."""
     tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
     layer = commit_bytes(s, h, size, columns, m, states)
     return max(tree, layer * max(1, min(layers, _CHUNK // layer)))
