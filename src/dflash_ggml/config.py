@@ -27,52 +27,59 @@ SOURCES = (*DRAFTS, "suffix")  # what `spec` may name
 class EngineConfig:
     """What to load and how to decode.
 
-    model, draft: a target GGUF, and a draft of any kind and dialect (None: plain decoding only).
-    scorer: a small model that picks the prefilled part of a long prompt (None: words do). scorer_found: it was not named
-        it: one that cannot be used, or has no room, is left out with a warning. prompt_keep: the least share of a prompt that a
-        request may have prefilled (None: all of it), by which the scorer has room for longer prompts than `n_ctx`.
-    draft_found: the draft was not named but found: if unusable, a warning and plain decoding instead of an error.
-    draft_window: tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
-        `DraftFile.open`).
-    draft_type: what a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they then do
-        not fit, q8_0).
-    own_draft: draft with the prediction head of the target's file, if it has one, where no draft is given; draft_max: so many
-        tokens ahead, each for a pass of its own. Other drafts have a block.
-    n_ctx: context window in tokens (0: the length the target was trained for, with the embedded pair 32,768, as far as it fits:
-        on a GPU into `gpu_memory`, on the CPU into half of what is free of the host's memory).
-    gpu_memory: what may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
-    fa_window: tokens that attention sees while decoding, beside the first 64 of the text (0: all). It CHANGES THE TEXT: what
-        lies between is out of sight. Prompts are read whole.
-    parallel: sequences that are decoded in a batch (0: as many as leave one sequence what it would have alone). They share the
-        rows of `n_ctx` tokens, and each may come to have all.
-    n_batch: tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
-        longer than half a second and the clock may decide; see engine/batches.py).
-    n_threads: CPU threads (None: physical cores, fewer while other processes want them).
-    n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
-    device: names of the devices that may be used, as ggml calls them (None: all GPUs; ("none",): the CPU). main_gpu counts
-        among them.
-    split_mode: layer shares the target's layers out among these devices, tensor halves every layer between two, none takes
-        one (None: layer where `device` names several or tensor_split is given). tensor_split: in which proportions (None: by what
-        is free).
-    draft_device: the device of the draft (None: that of the target's last layers).
-    n_cpu_moe: layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all else; more
-        than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
-    spec: names of the sources that may draft, of SOURCES (None: all that there are). suffix: prompt lookup in the
-        sequence and in earlier outputs, which takes no model; the others are kinds of draft models.
-    mode, budget: how to draft, and the number of tree nodes without the root.
-    candidates: best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; of
-        DFlash2 as many as it was trained to choose from).
-    chain_seed: put the most likely chain into the tree first.
-    type_k, type_v: types of the K/V caches' keys and values; auto: f16 on a GPU, f32 on the CPU, where attention over f16 takes
-        twice as long. Quantised ones are rotated (see `state/rotation.py`).
-    draft_type_k, draft_type_v: of the draft's caches; auto: as the target's.
-    calibrate: what `auto` knows of costs when it begins. cached: what was measured when these files were first loaded here,
-        in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
-    reproducible: no decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
-    reference: CPU matmuls whose results do not depend on the batch width (slow; for exact tests). Other sums may round
-        differently, which quantised activations can carry to the next token.
-    stock: compose our operations of ggml's own where there are kernels of them too, as devices without any do (see ggml/stock.py;
-        slow, for tests).
+    Attributes:
+        model: A target GGUF.
+        draft: A draft of any kind and dialect (None: without a draft model).
+        n_ctx: Context window in tokens (0: the length the target was trained for, with the embedded pair 32,768, as far as it
+            fits: on a GPU into `gpu_memory`, on the CPU into half of what is free of the host's memory).
+        gpu_memory: What may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
+        fa_window: Tokens that attention sees while decoding, beside the first 64 of the sequence (0: all). It CHANGES THE
+            OUTPUT: what lies between is out of sight. Prompts are prefilled with all in sight.
+        parallel: Sequences that are decoded in a batch (0: as many as leave one sequence what it would have alone). They share
+            the rows of `n_ctx` tokens, and each may come to have all.
+        n_batch: Tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
+            longer than half a second and the clock may decide; see engine/batches.py).
+        n_threads: CPU threads (None: physical cores, fewer while other processes want them).
+        n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
+        main_gpu: Number of that GPU, counted among `device`.
+        device: Names of the devices that may be used, as ggml calls them (None: all GPUs; ("none",): the CPU).
+        split_mode: layer shares the target's layers out among these devices, tensor halves every layer between two, none
+            takes one (None: layer where `device` names several or `tensor_split` is given).
+        tensor_split: In which proportions (None: by what is free).
+        draft_device: The device of the draft (None: that of the target's last layers).
+        n_cpu_moe: Layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all
+            else; more than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
+        mode: How to draft.
+        budget: Tree nodes without the root.
+        candidates: Best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; of
+            DFlash2 as many as it was trained to choose from).
+        chain_seed: Put the most likely chain into the tree first.
+        type_k, type_v: Types of the K/V caches' keys and values; auto: f16 on a GPU, f32 on the CPU, where attention over f16
+            takes twice as long. Quantised ones are rotated (see `state/rotation.py`).
+        draft_type_k, draft_type_v: Those of the draft's caches; auto: as the target's.
+        calibrate: What `auto` knows of costs when it begins. cached: what was measured when these files were first loaded
+            here, in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
+        reproducible: No decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
+        reference: CPU matmuls whose results do not depend on the batch width (slow; for exact tests). Other sums may round
+            differently, which quantised activations can carry to the next token.
+        stock: Compose our operations of ggml's own where there are kernels of them too, as devices without any do (see
+            ggml/stock.py; slow, for tests).
+        draft_found: The draft was not named but found: if unusable, a warning and plain decoding instead of an error.
+        scorer: A small model that picks the prefilled part of a long prompt (None: words do).
+        scorer_found: It was not named but found: one that cannot be used, or has no room, is left out with a warning.
+        prompt_keep: The least share of a prompt that a request may have prefilled (None: all of it), by which the scorer has
+            room for longer prompts than `n_ctx`.
+        draft_window: Tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
+            `DraftFile.open`).
+        own_draft: Draft with the prediction head of the target's file, if it has one, where no draft is given.
+        draft_type: What a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they
+            then do not fit, q8_0).
+        spec: Names of the sources that may draft, of SOURCES (None: all that there are). suffix is prompt lookup in the
+            sequence and in earlier outputs, which takes no model; the others are kinds of draft models.
+        draft_max: Tokens that the prediction head drafts ahead, each for a pass of its own. Other drafts have a block.
+
+    Raises:
+        ConfigError: A value is out of range; it names the field.
     """
 
     model: Path

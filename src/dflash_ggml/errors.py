@@ -14,7 +14,8 @@ class ModelFileError(DflashError, ValueError):
 class ContextOverflowError(DflashError, ValueError):
     """The tokens do not fit the context window.
 
-    n_prompt, n_ctx: tokens of the prompt, and tokens that fit, where known.
+    Args:
+        n_prompt, n_ctx: Tokens of the prompt, and tokens that fit, where known.
     """
 
     def __init__(self, message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> None:

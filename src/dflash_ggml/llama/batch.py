@@ -45,9 +45,11 @@ class LlamaBatch:
         self.batch, self._room = new_batch(n_tokens, n_seq_max), n_tokens
 
     def n_tokens(self) -> int:
+        """Tokens in the batch."""
         return self.batch.n_tokens
 
     def reset(self) -> None:
+        """Empty the batch."""
         self.batch.n_tokens = 0
 
     def set_batch(self, batch: Sequence[int], n_past: int, logits_all: bool) -> None:

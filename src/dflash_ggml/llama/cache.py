@@ -1,4 +1,7 @@
-"""Caches of saved states for `Llama.set_cache`, in memory or on disk. The prefix cache inside works without them."""
+"""Caches for `Llama.set_cache`: states that `Llama.save_state` gave, by their tokens, in memory or on disk.
+
+The session's own prefix cache works without them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,11 @@ Key = tuple[int, ...]
 
 
 class BaseLlamaCache(ABC):
-    """Maps token ids to saved states; a lookup finds the state that shares the longest prefix."""
+    """Maps token ids to saved states; a lookup finds the state that shares the longest prefix.
+
+    Args:
+        capacity_bytes: Beyond it old states are dropped.
+    """
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         self.capacity_bytes = capacity_bytes
@@ -30,7 +37,11 @@ class BaseLlamaCache(ABC):
 
     @abstractmethod
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        """The best state; KeyError if none shares a first token."""
+        """The state that shares the longest prefix.
+
+        Raises:
+            KeyError: None shares the first token.
+        """
 
     @abstractmethod
     def __contains__(self, key: Sequence[int]) -> bool: ...
@@ -40,7 +51,7 @@ class BaseLlamaCache(ABC):
 
 
 class LlamaRAMCache(BaseLlamaCache):
-    """In memory, least recently used dropped first."""
+    """States in memory; the least recently used is dropped first."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
@@ -48,6 +59,7 @@ class LlamaRAMCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
+        """Bytes held."""
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def _find(self, key: Sequence[int]) -> Key | None:
@@ -76,9 +88,10 @@ LlamaCache = LlamaRAMCache
 
 
 class LlamaDiskCache(BaseLlamaCache):
-    """One file per state in a folder of its own, oldest dropped first. Only load files that you trust (pickle).
+    """States on disk, one file each in a folder of its own; the oldest is dropped first.
 
-    A file that cannot be read, such as an older version's, counts as missing; warned of once.
+    The files are pickles: only load files that you trust. One that cannot be read, such as an older version's, counts as
+    missing, with one warning.
     """
 
     def __init__(self, cache_dir: str = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
@@ -93,6 +106,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
+        """Bytes of all files."""
         return sum(p.stat().st_size for p in self._files())
 
     def _find(self, key: Sequence[int]) -> Path | None:

@@ -13,7 +13,13 @@ from .completion import Heading
 
 
 def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = False) -> dict[str, Any]:
-    """The whole answer. legacy_call: also report the first call as `function_call`, as for a function asked by name."""
+    """The whole answer, of OpenAI's shape.
+
+    Args:
+        events: Those of the generation.
+        head: Id, time and model's name.
+        legacy_call: Also report the first call as `function_call`, as for a function asked by name.
+    """
     answer = Answer.of(events)
     usage, finish = answer.done()
     message: dict[str, Any] = {"role": "assistant", "content": answer.text}

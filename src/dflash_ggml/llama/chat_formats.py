@@ -14,7 +14,11 @@ from .formatter import ChatFormatterResponse, plain_rows
 def formatted(
     chat_format: ChatFormat, messages: Sequence[Mapping[str, Any]], **_: Any
 ) -> ChatFormatterResponse:
-    """The prompt of a conversation, and the strings that end its answer. Raises ConfigError for messages that are none."""
+    """The prompt of a conversation, and the strings that end its answer.
+
+    Raises:
+        ConfigError: `messages` is no list of messages.
+    """
     prompt = ChatTemplate(chat_format.template).render(plain_rows(messages))
     return ChatFormatterResponse(prompt, stop=list(chat_format.stop) or None)
 

@@ -61,7 +61,11 @@ class LlamaChatCompletionHandlerRegistry:
     def register_chat_completion_handler(
         self, name: str, chat_handler: ChatHandler, overwrite: bool = False
     ) -> None:
-        """Make a handler known as chat_format=name. Raises ValueError if the name is taken."""
+        """Make a handler known as chat_format=name.
+
+        Raises:
+            ValueError: The name is taken.
+        """
         if name in _REGISTRY and not overwrite:
             raise ValueError(
                 f"a chat handler named {name!r} is already registered; overwrite=True replaces it"
@@ -69,13 +73,21 @@ class LlamaChatCompletionHandlerRegistry:
         _REGISTRY[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Forget a handler. Raises ValueError if there is none of that name."""
+        """Forget a handler.
+
+        Raises:
+            ValueError: There is none of that name.
+        """
         if name not in _REGISTRY:
             raise ValueError(f"no chat handler named {name!r} is registered")
         del _REGISTRY[name]
 
     def get_chat_completion_handler_by_name(self, name: str) -> ChatHandler:
-        """The handler of a format. Raises LlamaChatCompletionHandlerNotFoundException listing the known ones."""
+        """The handler of a format.
+
+        Raises:
+            LlamaChatCompletionHandlerNotFoundException: There is none of that name; it lists the known ones.
+        """
         if name not in _REGISTRY:
             raise LlamaChatCompletionHandlerNotFoundException(
                 f"Invalid chat handler: {name} (valid formats: {sorted(_REGISTRY)} and the model file's own templates)"
@@ -84,7 +96,11 @@ class LlamaChatCompletionHandlerRegistry:
 
 
 def register_chat_completion_handler(name: str) -> Callable[[ChatHandler], ChatHandler]:
-    """Decorator that makes a handler known as chat_format=name. Raises ValueError if the name is taken."""
+    """Decorator that makes a handler known as chat_format=name.
+
+    Raises:
+        ValueError: The name is taken.
+    """
 
     def decorate(handler: ChatHandler) -> ChatHandler:
         LlamaChatCompletionHandlerRegistry().register_chat_completion_handler(name, handler)
@@ -94,7 +110,11 @@ def register_chat_completion_handler(name: str) -> Callable[[ChatHandler], ChatH
 
 
 def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
-    """Decorator that makes a formatter known as chat_format=name. Raises ValueError if the name is taken."""
+    """Decorator that makes a formatter known as chat_format=name.
+
+    Raises:
+        ValueError: The name is taken.
+    """
 
     def decorate(formatter: ChatFormatter) -> ChatFormatter:
         register_chat_completion_handler(name)(chat_formatter_to_chat_completion_handler(formatter))
@@ -104,7 +124,11 @@ def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
 
 
 def get_chat_completion_handler(name: str) -> ChatHandler:
-    """The handler of a format. Raises LlamaChatCompletionHandlerNotFoundException listing the known ones."""
+    """The handler of a format.
+
+    Raises:
+        LlamaChatCompletionHandlerNotFoundException: There is none of that name; it lists the known ones.
+    """
     return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
 
 

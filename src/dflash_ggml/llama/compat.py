@@ -107,8 +107,10 @@ class _Facade(ModuleType):
 def install() -> ModuleType:
     """Put the facade into sys.modules as `llama_cpp` and return it; a second call changes nothing.
 
-    Package metadata tells its version under the name llama-cpp-python. Raises ConfigError if the real llama_cpp has already
-    been imported.
+    Package metadata tells its version under the name llama-cpp-python.
+
+    Raises:
+        ConfigError: The real llama_cpp has already been imported.
     """
     present = sys.modules.get("llama_cpp")
     if isinstance(present, _Facade):

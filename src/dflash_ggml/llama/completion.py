@@ -24,7 +24,13 @@ class Heading:
 
 
 def completion_body(events: Iterable[Event], head: Heading, *, echo: str | None = None) -> dict[str, Any]:
-    """The whole answer. echo: prompt text to put before it."""
+    """The whole answer, of OpenAI's shape.
+
+    Args:
+        events: Those of the generation.
+        head: Id, time and model's name.
+        echo: Prompt text to put before it.
+    """
     answer = Answer.of(events)
     usage, finish = answer.done()
     choice = {
@@ -41,7 +47,8 @@ def completion_chunks(
 ) -> Iterator[dict[str, Any]]:
     """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings.
 
-    echo: prompt text for a first chunk, which has the prompt's log-probabilities if they were asked for.
+    Args:
+        echo: Prompt text for a first chunk, which has the prompt's log-probabilities if they were asked for.
     """
     usage: Usage | None = None
     prompt_entries: tuple[TokenLogprob, ...] = ()

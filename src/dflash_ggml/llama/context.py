@@ -38,6 +38,7 @@ class TokenGeneration(Generation):
         super().__init__(ids, {"sampler": sampler, "max_tokens": None, "stop": ends})
 
     def take(self, step: Step) -> None:
+        """Pass on the tokens of a step, without one that ended the generation."""
         self.events.extend(step.tokens[:-1] if step.finish == "stop" else step.tokens)
 
 
@@ -52,9 +53,11 @@ def llama_context_default_params() -> SimpleNamespace:
 
 
 class LlamaContext:
-    """A context: of a Llama, or with an engine of its own that decodes plainly. `ctx` is a handle for the `llama_*` functions.
+    """A context: of a Llama, or with an engine of its own that decodes plainly. It ends with its model.
 
-    n_tokens: how many of input_ids are evaluated. It ends with its model.
+    Attributes:
+        ctx: A handle for the `llama_*` functions.
+        n_tokens: How many of input_ids are evaluated.
     """
 
     ctx: int | None
@@ -92,7 +95,7 @@ class LlamaContext:
         self.input_ids: npt.NDArray[np.intc] = np.zeros(n_ctx, np.intc)
         self.scores_buffer: npt.NDArray[np.single] | None = None
         self._rows = np.empty((0, model.n_vocab()), np.single)
-        self._row_of: dict[int, int] = {}  # place in the last batch -> row
+        self._row_of: dict[int, int] = {}  # index in the last batch -> row
         self.ctx = self.memory = handle_for(self)
         model.contexts.add(self)
 
@@ -103,14 +106,22 @@ class LlamaContext:
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises ConfigError after close() or with vocab_only."""
+        """The engine.
+
+        Raises:
+            ConfigError: The model is closed, or was opened with vocab_only.
+        """
         if self._engine is None:
             raise self._no_weights()
         return self._engine
 
     @property
     def session(self) -> Session:
-        """The session on the engine, for typed requests. Raises as `engine`."""
+        """The session on the engine, for typed requests.
+
+        Raises:
+            ConfigError: The model is closed, or was opened with vocab_only.
+        """
         if self._session is None:
             raise self._no_weights()
         return self._session
@@ -159,14 +170,23 @@ class LlamaContext:
         return self.scores_buffer
 
     def reset(self) -> None:
-        """Empty the context. Raises ConfigError after close()."""
+        """Empty the context.
+
+        Raises:
+            ConfigError: The model is closed.
+        """
         if not self.options.vocab_only:
             _ = self.session
         self.between_steps(lambda: self.follow([]))
         self.requires_eval = True
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens after those that are. Raises ContextOverflowError, ConfigError."""
+        """Evaluate tokens behind those that are evaluated.
+
+        Raises:
+            ContextOverflowError: They do not fit.
+            ConfigError: The model is closed, or an id is outside the vocabulary.
+        """
         more = [int(t) for t in tokens]
         self.on_slot(lambda slot: self._evaluate(slot, self.ids.tolist() + more), len(more))
 
@@ -216,7 +236,11 @@ class LlamaContext:
         return rows
 
     def draw(self, sampler: Sampler, idx: int | None) -> int:
-        """A token from the logits after the last evaluated token, or after position idx. Raises ConfigError."""
+        """A token from the logits after the last evaluated token, or after position `idx`.
+
+        Raises:
+            ConfigError: `idx` needs logits_all, or the model is closed.
+        """
         n = self.n_tokens
         if idx is not None and (at := idx % n) != n - 1:
             if not self.options.logits_all:
@@ -233,7 +257,14 @@ class LlamaContext:
     def stream(
         self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
     ) -> Generator[int, None, None]:
-        """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded."""
+        """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded.
+
+        Args:
+            ids: The tokens to go on from.
+            sampler: Draws the tokens.
+            keeper: Keeps each token's logits, for `criteria` and logits_all.
+            criteria: (ids so far, logits after them) -> whether to stop.
+        """
         ids = list(ids)
         self.on_slot(lambda slot: self._evaluate(slot, ids), max(len(ids) - self.n_tokens, 0))
         if len(ids) >= self._n_ctx:
@@ -274,7 +305,11 @@ class LlamaContext:
         return LlamaState(self.input_ids.copy(), scores, self.n_tokens, snapshot, size, seed)
 
     def restore(self, state: LlamaState, then: Callable[[], None]) -> None:
-        """Go back to a saved context, and do something else before the next step. Raises ConfigError."""
+        """Go back to a saved context, and call `then` before the next step.
+
+        Raises:
+            ConfigError: The state comes from a model of another shape.
+        """
 
         def work(slot: CachedSlot) -> None:
             if state.llama_state is None:
@@ -292,12 +327,15 @@ class LlamaContext:
     # --- as llama.h has it
 
     def n_ctx(self) -> int:
+        """Context window in tokens."""
         return self._n_ctx
 
     def pooling_type(self) -> int:
+        """See `Llama.pooling_type`."""
         return self.options.pooling_type
 
     def kv_cache_clear(self) -> None:
+        """Empty the context."""
         self.reset()
 
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
@@ -309,7 +347,11 @@ class LlamaContext:
         return True
 
     def decode(self, batch: Any) -> None:
-        """As evaluate. Raises RuntimeError where the context is full."""
+        """Evaluate a batch as `evaluate` does.
+
+        Raises:
+            RuntimeError: The context is full.
+        """
         if code := self.evaluate(batch):
             raise RuntimeError(
                 f"llama_decode returned {code}: the batch does not fit a context of {self.n_ctx()} tokens"
@@ -318,8 +360,11 @@ class LlamaContext:
     def evaluate(self, batch: Any) -> int:
         """Evaluate a batch (llama_batch or LlamaBatch): one sequence, positions rising from one that is known.
 
-        0, or 1 where the context is full.
-        Raises ConfigError for several sequences, embeddings or gaps.
+        Returns:
+            0, or 1 where the context is full.
+
+        Raises:
+            ConfigError: The batch has several sequences, embeddings or gaps.
         """
         batch = getattr(batch, "batch", batch)
         n, known = int(batch.n_tokens), self.n_tokens

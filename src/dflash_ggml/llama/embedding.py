@@ -15,7 +15,21 @@ POOLINGS: dict[int, Pooling] = {-1: "mean", 0: "none", 1: "mean", 2: "first", 3:
 def vectors(
     ctx: LlamaContext, texts: list[list[int]], normalize: bool, truncate: bool
 ) -> tuple[list[Any], int]:
-    """A list of numbers for each text, by its ids, or of such lists; and the number of ids. They leave the context as it is."""
+    """Embed texts; the context stays as it is.
+
+    Args:
+        ctx: The context, with its pooling type.
+        texts: Ids of each.
+        normalize: Give vectors the length 1.
+        truncate: Cut texts beyond the context.
+
+    Returns:
+        A vector for each text, or without pooling a list of vectors; and the number of ids.
+
+    Raises:
+        ConfigError: A text is empty.
+        ContextOverflowError: A text exceeds the context, without `truncate`.
+    """
     found, n_tokens, room = [], 0, ctx.n_ctx()
     for i, ids in enumerate(texts):
         if not ids:

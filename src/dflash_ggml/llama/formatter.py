@@ -1,4 +1,7 @@
-"""Chat formatters as llama-cpp-python has them: messages in, a prompt and its stop strings out; and handlers made of them."""
+"""Chat formatters and the chat handlers made of them, as llama-cpp-python has them.
+
+A formatter turns messages into a prompt and strings that end the answer; a handler answers with that prompt.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,14 @@ FORMATTED = "{{ formatted_prompt }}"
 
 @dataclass
 class ChatFormatterResponse:
-    """What a formatter gives: the prompt, strings that end the answer, criteria, and whether BOS is already in the prompt."""
+    """What a formatter gives.
+
+    Attributes:
+        prompt: The text.
+        stop: Strings that end the answer.
+        stopping_criteria: Whether the answer ends after a token.
+        added_special: BOS is in the prompt already.
+    """
 
     prompt: str
     stop: str | list[str] | None = None
@@ -30,7 +40,7 @@ class ChatFormatterResponse:
 
 
 class ChatFormatter(Protocol):
-    """Makes a prompt of messages."""
+    """A function that makes a prompt of messages."""
 
     def __call__(self, *, messages: Any, **kwargs: Any) -> ChatFormatterResponse: ...
 
@@ -49,7 +59,18 @@ def plain_rows(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Jinja2ChatFormatter:
-    """Renders a chat template. eos_token ends the answer; stop_token_ids: tokens that do, too."""
+    """A formatter that renders a chat template.
+
+    Args:
+        template: Source text of the template.
+        eos_token: Text of the token that ends an answer.
+        bos_token: Text of the token that begins a prompt.
+        add_generation_prompt: Open the assistant's message at the end.
+        stop_token_ids: Tokens that end an answer too.
+
+    Raises:
+        ConfigError: The template does not compile.
+    """
 
     def __init__(
         self,
@@ -76,7 +97,11 @@ class Jinja2ChatFormatter:
         tool_choice: Any = None,
         **kwargs: Any,
     ) -> ChatFormatterResponse:
-        """The prompt. Raises ConfigError with the template's own words when it refuses the conversation."""
+        """The prompt of a conversation.
+
+        Raises:
+            ConfigError: The template refuses the conversation; it has the template's own words.
+        """
         named = {"functions": functions, "function_call": function_call, "tool_choice": tool_choice}
         prompt = self._compiled.render(
             messages,
@@ -89,7 +114,7 @@ class Jinja2ChatFormatter:
         return ChatFormatterResponse(prompt, [self.eos_token], criteria, added_special=True)
 
     def to_chat_handler(self) -> Callable[..., Any]:
-        """A handler that answers with this template."""
+        """A chat handler that answers with this template."""
         formatted = chat_formatter_to_chat_completion_handler(self)
         if type(self) is not Jinja2ChatFormatter or not self.add_generation_prompt:
             return formatted
@@ -106,7 +131,7 @@ class Jinja2ChatFormatter:
 
 
 def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> Callable[..., Any]:
-    """A chat handler for Llama(chat_handler=...): the formatter makes the prompt, this package does the rest.
+    """A chat handler for Llama(chat_handler=...): the formatter makes the prompt, Llama does the rest.
 
     Tools that a formatter does not render are not described to the model.
     """
@@ -133,9 +158,12 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
 def hf_tokenizer_config_to_chat_formatter(
     tokenizer_config: dict[str, Any], add_generation_prompt: bool = True
 ) -> ChatFormatter:
-    """A formatter from a tokenizer_config.json. Raises ConfigError if it lacks template or tokens.
+    """A formatter from a tokenizer_config.json.
 
-    A template that does not know of add_generation_prompt gets an empty message of the assistant at the end instead.
+    A template that does not use `add_generation_prompt` gets an empty message of the assistant at the end instead.
+
+    Raises:
+        ConfigError: It lacks template or tokens.
     """
     for key in ("chat_template", "bos_token", "eos_token"):
         if not isinstance(tokenizer_config.get(key), str):
@@ -156,7 +184,11 @@ def hf_tokenizer_config_to_chat_formatter(
 def hf_autotokenizer_to_chat_formatter(
     pretrained_model_name_or_path: str | os.PathLike[str],
 ) -> ChatFormatter:
-    """A formatter that asks a transformers tokenizer; needs the transformers package."""
+    """A formatter with the chat template of a transformers tokenizer, by name or path.
+
+    Raises:
+        ImportError: The transformers package is missing.
+    """
     tokenizer = auto_tokenizer("hf_autotokenizer_to_chat_formatter", pretrained_model_name_or_path)
 
     def format_autotokenizer(messages: Any, **kwargs: Any) -> ChatFormatterResponse:

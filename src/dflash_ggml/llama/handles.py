@@ -22,7 +22,11 @@ def handle_for(thing: Any) -> int:
 
 
 def behind(handle: Any, kind: type[T]) -> T:
-    """The object of a handle. Raises ConfigError for a number that is none, or whose object is gone or of another kind."""
+    """The object of a handle.
+
+    Raises:
+        ConfigError: The number is no handle, or its object is gone or of another kind.
+    """
     value = getattr(handle, "value", handle)  # ctypes' integers
     found = _objects.get(value) if isinstance(value, int) else None
     if not isinstance(found, kind):

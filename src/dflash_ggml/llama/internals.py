@@ -51,7 +51,11 @@ LlamaSamplingParams = make_dataclass(
 
 
 class suppress_stdout_stderr:
-    """A context in which nothing is printed; disable: one that changes nothing."""
+    """A context manager in which nothing is printed.
+
+    Args:
+        disable: Change nothing.
+    """
 
     def __init__(self, disable: bool = True) -> None:
         self.disable = disable

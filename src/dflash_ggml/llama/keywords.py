@@ -166,7 +166,11 @@ _DEFAULTS = {name: {p.name: p.default for p in made.parameters.values()} for nam
 
 
 def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call with all defaults, `self` among them. Raises TypeError as Python does."""
+    """The arguments of a call with all defaults, `self` among them.
+
+    Raises:
+        TypeError: They do not fit, as in a call.
+    """
     defaults = _DEFAULTS[method]
     found = {**defaults, **dict(zip(defaults, args)), **kwargs}
     is_plain = len(args) <= 2 and not any(name in kwargs for name in tuple(defaults)[: len(args)])

@@ -21,7 +21,10 @@ _WHOLE = ("top_k", "mirostat_mode")
 def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
     """Sampler options as the sampler takes them: shares between 0 and 1, penalties above 0, a bias on known ids only, no nulls.
 
-    Raises ConfigError for a count that is no whole number.
+    Every change is warned of.
+
+    Raises:
+        ConfigError: A count is no whole number.
     """
     out, changed = {name: value for name, value in options.items() if value is not None}, []
     for name in _WHOLE:
@@ -49,7 +52,11 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number, also from a float such as 2.0. Raises ConfigError."""
+    """A whole number, also from a float such as 2.0.
+
+    Raises:
+        ConfigError: It is not whole; it names the option.
+    """
     if isinstance(value, float) and not value.is_integer():
         raise ConfigError(f"{name}: {value} is not a whole number")
     return int(value)
@@ -58,7 +65,10 @@ def whole(name: str, value: Any) -> int:
 def usable_messages(messages: Any) -> Any:
     """The conversation in text, read as the server reads it, with roles that templates know and at least one message.
 
-    What is no list stays as it is. Raises ConfigError for a part that cannot be read.
+    What is no list stays as it is.
+
+    Raises:
+        ConfigError: For a part that cannot be read.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         return messages

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 
 P = ParamSpec("P")
+# attributes of Llama that are those of its context and of its options: NAME, or NAME=where it is called FIELD
 _CONTEXT = (
     "n_tokens input_ids scores _input_ids=ids _scores_buffer=scores_buffer _requires_eval=requires_eval"
 )
@@ -75,10 +76,10 @@ def _with_keywords_of(
 
     def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         first, *rest = signature(options).parameters.values()
-        places = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), first]
+        positional = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD), first]
         named = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in rest]
         more = Parameter("kwargs", Parameter.VAR_KEYWORD, annotation="Any")
-        init.__signature__ = signature(init).replace(parameters=[*places, *named, more])  # type: ignore[attr-defined]
+        init.__signature__ = signature(init).replace(parameters=[*positional, *named, more])  # type: ignore[attr-defined]
         return init
 
     return decorate
@@ -87,27 +88,34 @@ def _with_keywords_of(
 class Llama:
     """A model with its draft behind the interface of llama_cpp.Llama 0.3.36.
 
-    Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, split_mode (0: one GPU;
-    by layers only where tensor_split or `device` is given), tensor_split, vocab_only,
-    seed, n_ctx (0: as trained), n_batch (512: chosen), n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler,
-    tokenizer, pooling_type (-1 is the mean), type_k and type_v (ggml type numbers), kv_overrides (chat template only),
-    spm_infill, verbose (statistics on stderr). Without meaning here, accepted with one warning: memory mapping, NUMA
-    and the like. Refused: LoRA, other rope settings than the file's. Unknown keywords are swallowed.
+    Keywords that work as there: model_path, n_gpu_layers (0: CPU, else a GPU if there is one), main_gpu, split_mode (0: one
+    GPU; by layers only where tensor_split or `device` is given), tensor_split, vocab_only, seed, n_ctx (0: as trained), n_batch
+    (512: chosen), n_threads, logits_all, last_n_tokens_size, chat_format, chat_handler, tokenizer, pooling_type (-1 is the
+    mean), type_k and type_v (ggml type numbers), kv_overrides (chat template only), spm_infill, verbose (statistics on
+    stderr). Without meaning here, accepted with one warning: memory mapping, NUMA and the like. Refused: LoRA, other rope
+    settings than the file's. Unknown keywords are swallowed.
 
-    draft_model: path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding; a
-        LlamaPromptLookupDecoding: text that stood before, and no draft model.
-    mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: how to speculate
-        (see EngineConfig).
-    n_seq_max: sequences that are decoded as a batch, of several prompts or choices; they share the n_ctx tokens.
-    device: names of the devices that may be used, several to share the layers; draft_device: the draft's (see EngineConfig).
-    n_cpu_moe: layers whose experts the host keeps beside a GPU (None: as few as it takes); cpu_moe: those of all.
-    prefix_cache_bytes: host memory for cached prefixes. penalize_prompt: penalties count the prompt too; as there, they
-    count what is generated only.
+    Args:
+        draft_model: Path of a DFlash draft; None: the one beside the model, if there is one; False: plain decoding; a
+            LlamaPromptLookupDecoding: prompt lookup, and no draft model.
+        mode, budget, candidates, chain_seed, calibrate, reproducible, draft_window, draft_type, spec, draft_max: How to
+            speculate (see EngineConfig).
+        n_seq_max: Sequences that are decoded as a batch, of several prompts or choices; they share the n_ctx tokens.
+        device: Names of the devices that may be used, several to share the layers.
+        draft_device: The draft's device (see EngineConfig).
+        n_cpu_moe: Layers whose experts the host keeps beside a GPU (None: as few as it takes).
+        cpu_moe: The experts of all layers.
+        prefix_cache_bytes: Host memory for cached prefixes.
+        penalize_prompt: Penalties count the prompt too; as there, they count what is generated only.
 
-    Raises ValueError for a missing file, ModelFileError, ConfigError or DeviceError.
+    Raises:
+        ValueError: The file is missing.
+        ModelFileError: A file is damaged, or the draft does not fit.
+        ConfigError: A keyword has a value that cannot be.
+        DeviceError: Something does not fit the device.
     """
 
-    # of the context and of the options, see `_CONTEXT` and `_OPTIONS`
+    # set by name from `_CONTEXT` and `_OPTIONS`; declared for type checkers
     n_tokens: int
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
@@ -178,12 +186,20 @@ class Llama:
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises ConfigError after close() or with vocab_only."""
+        """The engine.
+
+        Raises:
+            ConfigError: The model is closed, or was opened with vocab_only.
+        """
         return self._ctx.engine
 
     @property
     def session(self) -> Session:
-        """The session on the engine, for typed requests. Raises as `engine`."""
+        """The session on the engine, for typed requests.
+
+        Raises:
+            ConfigError: The model is closed, or was opened with vocab_only.
+        """
         return self._ctx.session
 
     @property
@@ -265,19 +281,28 @@ class Llama:
     # --- tokens, one call at a time
 
     def set_seed(self, seed: int) -> None:
-        """Seed of the next sampled text."""
+        """Seed of the next sampled answer."""
         self._seed = seed
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
-        """A cache of whole saved states, asked before and filled after each completion."""
+        """Set a cache of whole saved states, asked before and filled after each completion; None for no such cache."""
         self._ctx.between_steps(lambda: setattr(self, "cache", cache))
 
     def reset(self) -> None:
-        """Empty the context. Raises ConfigError after close()."""
+        """Empty the context.
+
+        Raises:
+            ConfigError: The model is closed.
+        """
         self._ctx.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens after the first n_tokens of input_ids. Raises ContextOverflowError, ConfigError."""
+        """Evaluate tokens behind the first n_tokens of input_ids.
+
+        Raises:
+            ContextOverflowError: They do not fit.
+            ConfigError: The model is closed, or an id is outside the vocabulary.
+        """
         self._ctx.eval(tokens)
 
     def _sampler_of(
@@ -301,8 +326,11 @@ class Llama:
     def sample(self, options: dict[str, Any]) -> int:
         """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
 
-        Penalties count the text so far: it is unknown which part of it is a prompt. tfs_z and penalize_nl have no effect, as in
-        llama-cpp-python. Raises ConfigError when nothing was evaluated.
+        Penalties count the text so far: it is unknown which part of it is a prompt. tfs_z and penalize_nl have no
+        effect, as in llama-cpp-python.
+
+        Raises:
+            ConfigError: Nothing was evaluated.
         """
         _ = self.session  # raises first if closed or without weights
         if self.n_tokens == 0:
@@ -338,21 +366,33 @@ class Llama:
         return self._ctx.on_slot(lambda slot: self._ctx.state(slot, self._seed))
 
     def load_state(self, state: LlamaState) -> None:
-        """Go back to a saved context and its seed. Raises ConfigError if it comes from a model of another shape."""
+        """Go back to a saved context and its seed.
+
+        Raises:
+            ConfigError: The state comes from a model of another shape.
+        """
         self._ctx.restore(state, lambda: self.set_seed(state.seed))
 
     # --- texts
 
     @takes(keywords.create_completion)
     def create_completion(self, options: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
-        """Continue a text (or token list): one dict, or with stream=True an iterator of chunks.
+        """Continue a prompt: one dict, or with stream=True an iterator of chunks. Both carry `usage` and `timings`.
 
-        max_tokens None or <= 0 fills the context. logprobs: how many alternatives per token; with echo the prompt's
-        own are reported too, and the prompt is read anew. suffix needs a model with
-        fill-in-the-middle tokens. tfs_z has no effect, as in llama-cpp-python. mode, budget: speculation for this
-        call. on_step sees every engine step. The last chunk and the dict carry `usage` and `timings`. n: choices of each prompt,
-        with the seed, seed + 1 and so on; prompt may be a list of texts: all in one dict, decoded as a batch (see n_seq_max).
-        Raises ContextOverflowError, ConfigError (both ValueErrors), with stream=True at the first next().
+        Keywords are those of llama-cpp-python; tfs_z has no effect, as there.
+
+        Args:
+            prompt: A text or its ids; or a list of prompts, all answered in one dict and decoded as a batch (see n_seq_max).
+            suffix: Text behind the gap; needs a model with fill-in-the-middle tokens.
+            max_tokens: None or <= 0 fills the context.
+            logprobs: How many alternatives per token; with `echo` the prompt's own are reported too, and it is prefilled anew.
+            n: Choices of each prompt, with the seed, seed + 1 and so on.
+            mode, budget: Speculation for this call (see EngineConfig).
+            on_step: Called with every engine step.
+
+        Raises:
+            ContextOverflowError: The prompt leaves no room for an answer (a ValueError); with stream=True at the first next().
+            ConfigError: Something that was asked for cannot be (a ValueError); with stream=True at the first next().
         """
         prompt, seed, n = options["prompt"], options["seed"], 1 if options["n"] is None else options["n"]
         prompts: list[Any] = [prompt] if is_one(prompt) else list(prompt)
@@ -367,9 +407,19 @@ class Llama:
     def create_completions(
         self, prompts: Sequence[str | Sequence[int]], *, n: int = 1, seed: int | None = None, **options: Any
     ) -> list[dict[str, Any]]:
-        """Continue several texts as a batch: a dict each, of n choices, in their order. options: of create_completion.
+        """Continue several prompts as a batch.
 
-        Raises as create_completion, for the first of them that cannot be, once all others have ended.
+        Args:
+            prompts: Texts, or the ids of each.
+            n: Choices of each prompt.
+            seed: That of the first choice; the next ones count on.
+            options: Further keywords of create_completion.
+
+        Returns:
+            A dict for each prompt, of n choices, in their order.
+
+        Raises:
+            ContextOverflowError, ConfigError: As create_completion, for the first prompt at fault, once all others have ended.
         """
         _refuse_stream("create_completions", options)
         bodies = self._completions(prompts, seed, n, arguments("create_completion", self, "", **options))
@@ -415,11 +465,19 @@ class Llama:
     def create_chat_completion(self, options: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
         """Answer a conversation: one dict, or with stream=True an iterator of chunks.
 
-        Reasoning comes as `reasoning_content`, tool calls as `tool_calls` in every tool_choice. response_format takes
-        json_object and json_schema. Of this package alone: chat_template_kwargs, enable_thinking,
-        reasoning_budget (tokens), reasoning_effort, parallel_tool_calls, mode, budget, on_step. A chat_handler gets all of it
-        as keywords.
-        Raises as create_completion.
+        Reasoning comes as `reasoning_content`, tool calls as `tool_calls` with every tool_choice. response_format takes
+        json_object and json_schema. A chat_handler gets all keywords.
+
+        Args:
+            chat_template_kwargs: Variables of the template. This and all below are of this package alone.
+            enable_thinking: Whether the template asks for reasoning.
+            reasoning_budget: Tokens of reasoning before its end is forced.
+            reasoning_effort: A name for such a budget.
+            parallel_tool_calls: False ends the answer after one call.
+            mode, budget, on_step: As in create_completion.
+
+        Raises:
+            ContextOverflowError, ConfigError: As create_completion.
         """
         return self._handler_in_use()(llama=self, **for_handler(options))
 
@@ -431,7 +489,11 @@ class Llama:
         seed: int | None = None,
         **options: Any,
     ) -> list[dict[str, Any]]:
-        """Answer several conversations as a batch, as create_completions continues texts."""
+        """Answer several conversations as a batch, as `create_completions` continues prompts.
+
+        Raises:
+            ContextOverflowError, ConfigError: As create_completions.
+        """
         _refuse_stream("create_chat_completions", options)
         each = [(messages, own) for messages in conversations for own in self._drawn(seed, n)]
         # a handler that does more than make a prompt answers one conversation after the other
@@ -528,7 +590,10 @@ class Llama:
     def create_embedding(self, input: str | list[str], model: str | None = None) -> dict[str, Any]:
         """Normalised vectors in OpenAI's shape; pooling 0 gives a list of vectors, one per token.
 
-        Texts beyond the context are cut. Raises ConfigError for an empty text.
+        Texts beyond the context are cut.
+
+        Raises:
+            ConfigError: A text is empty.
         """
         found, n_tokens = self._vectors(input, normalize=True, truncate=True)
         return {
@@ -545,9 +610,20 @@ class Llama:
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any:
-        """The vector of a text, or a list of them; with return_count also how many tokens they have.
+        """Embed a text or a list of texts.
 
-        truncate: cut texts beyond the context, else ContextOverflowError. Raises ConfigError for an empty text.
+        Args:
+            input: The texts.
+            normalize: Give vectors the length 1.
+            truncate: Cut texts beyond the context.
+            return_count: Also give the number of tokens.
+
+        Returns:
+            The vector of a text, or a list of them; with `return_count` a tuple of that and the number of tokens.
+
+        Raises:
+            ConfigError: A text is empty.
+            ContextOverflowError: A text exceeds the context, without `truncate`.
         """
         found, n_tokens = self._vectors(input, normalize, truncate)
         output = found[0] if isinstance(input, str) else found
@@ -573,9 +649,21 @@ class Llama:
     ) -> Llama:
         """Fetch a model from the Hugging Face hub and open it; needs huggingface_hub.
 
-        filename and additional_files are names or glob patterns that match one file each. A draft beside the model in
-        its repository, else the published one, is fetched too, unless draft_model or mode="plain" says otherwise; any
-        fault in it is a warning. local_dir_use_symlinks has no effect any more.
+        A draft beside the model in its repository, else the published one, is fetched too, unless draft_model or mode="plain"
+        says otherwise; any fault in it is a warning.
+
+        Args:
+            repo_id: The repository.
+            filename: Name of the model's file, or a glob pattern that matches one.
+            additional_files: Names or patterns of further files.
+            local_dir: Folder to put the files in.
+            local_dir_use_symlinks: Without effect.
+            cache_dir: The hub's cache, if not the usual one.
+            kwargs: Keywords of the constructor.
+
+        Raises:
+            ConfigError: A pattern matches no file or several.
+            HubError: The hub does not deliver the model, or it cannot be loaded yet.
         """
         want_draft = kwargs.get("draft_model") is None and kwargs.get("mode") != "plain"
         path, draft = fetch_pretrained(

@@ -9,10 +9,10 @@ COUNTS = ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted", "
 
 
 def merged(bodies: Iterable[dict[str, Any]], n: int) -> dict[str, Any]:
-    """One body of several, n for each prompt. Of one it is that one.
+    """One body of several, n for each prompt; of one body it is that one.
 
-    usage: a prompt's tokens count once, as OpenAI counts them, all else each time. timings: sums over all choices, also of the
-    times, which overlap; rates are of the sums.
+    In `usage` a prompt's tokens count once, as OpenAI counts them, all else each time. `timings` are sums over all choices,
+    also of the times, which overlap; rates are of the sums.
     """
     bodies = list(bodies)
     if len(bodies) == 1:

@@ -65,7 +65,11 @@ def _size(name: str) -> Callable[[LlamaModel], int]:
 class LlamaModel:
     """A model by its header: sizes, metadata, vocabulary. `model` and `vocab` are handles for the `llama_*` functions.
 
-    Opened with a path it reads the header alone, without weights. Raises ValueError for a missing file, ModelFileError.
+    Opened with a path it reads the header alone, without weights.
+
+    Raises:
+        ValueError: The file is missing.
+        ModelFileError: It is damaged.
     """
 
     def __init__(self, *, path_model: str, params: Any = None, verbose: bool = True) -> None:
@@ -117,6 +121,7 @@ class LlamaModel:
         return os.path.getsize(self.path_model)
 
     def rope_freq_scale_train(self) -> float:
+        """Factor that positions are scaled by; always 1."""
         return 1.0
 
     def desc(self) -> str:
@@ -152,15 +157,18 @@ class LlamaModel:
         return next((i for i in found if i is not None), -1)
 
     def token_nl(self) -> int:
+        """Id of a line feed."""
         return self.tokenizer.encode("\n")[-1]
 
     token_bos, token_eos, token_cls, token_sep, token_eot = map(_token, ("bos", "eos", "cls", "sep", "eot"))
     token_prefix, token_middle, token_suffix = map(_token, ("fim_pre", "fim_mid", "fim_suf"))
 
     def add_bos_token(self) -> bool:
+        """Whether the model wants BOS before a prompt."""
         return self.tokenizer.add_bos
 
     def add_eos_token(self) -> bool:
+        """Whether the model wants EOS behind a text; never."""
         return False
 
     # --- text

@@ -144,7 +144,11 @@ class LlamaOptions:
         warn(notes)
 
     def cache_types(self) -> tuple[CacheType, CacheType]:
-        """Types of the K/V cache's keys and values. Raises ConfigError for numbers of others."""
+        """Types of the K/V cache's keys and values.
+
+        Raises:
+            ConfigError: A number is that of no such type.
+        """
         for name, number in (("type_k", self.type_k), ("type_v", self.type_v)):
             if number not in _CACHE_TYPES:
                 known = ", ".join(f"{n} ({t})" for n, t in _CACHE_TYPES.items() if n not in (None, _IQ4_NL))

@@ -21,10 +21,22 @@ def fetch_pretrained(
     cache_dir: str | os.PathLike[str] | None,
     want_draft: bool,
 ) -> tuple[str, FoundDraft | None]:
-    """(path of the model, path of the draft beside it or of the published one, or None), fetched if they are not there yet.
+    """Fetch a model and, if wanted, its draft, unless they are there.
 
-    Raises ConfigError when a pattern matches no file or several, HubError when the hub does not deliver the model, or, before
-    anything is fetched, for a published model that cannot be loaded yet.
+    Args:
+        repo_id: The repository.
+        filename: Name of the model's file, or a pattern that matches one.
+        additional_files: Names or patterns of further files.
+        local_dir: Folder to put the files in.
+        cache_dir: The hub's cache, if not the usual one.
+        want_draft: Fetch a draft too.
+
+    Returns:
+        Path of the model, and the draft beside it, or the published one, or None.
+
+    Raises:
+        ConfigError: A pattern matches no file or several.
+        HubError: The hub does not deliver the model, or, before anything is fetched, a published model cannot be loaded yet.
     """
     hub = Hub(cache_dir=Path(cache_dir) if cache_dir is not None else None)
     files = hub.files(repo_id)

@@ -85,7 +85,7 @@ def hooks_of(options: Mapping[str, Any], **more: Any) -> Hooks:
 def legacy_tools(
     functions: Sequence[Mapping[str, Any]] | None, function_call: Any, tools: Any, tool_choice: Any
 ) -> tuple[tuple[Mapping[str, Any], ...], Any]:
-    """`functions` and `function_call` in terms of tools and tool_choice."""
+    """Translate `functions` and `function_call` into tools and tool_choice."""
     if functions is not None:
         tools = [{"type": "function", "function": f} for f in functions]
     if isinstance(function_call, str):
@@ -96,7 +96,11 @@ def legacy_tools(
 
 
 def tool_choice_of(value: Any) -> ToolChoice:
-    """A tool_choice argument as a typed choice. Raises ConfigError for anything else."""
+    """A tool_choice argument as a typed choice.
+
+    Raises:
+        ConfigError: It is none.
+    """
     if value is None:
         return "auto"
     if value in ("auto", "none", "required"):

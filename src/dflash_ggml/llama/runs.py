@@ -66,7 +66,14 @@ def is_one(prompt: Any) -> bool:
 def events_of(
     llm: Any, request: ChatRequest | CompletionRequest, hooks: Hooks, batch: Batch | None = None
 ) -> Iterator[Event]:
-    """The events of a generation: of a batch, which begins at once, or alone, with the context and the state cache."""
+    """The events of a generation.
+
+    Args:
+        llm: The Llama.
+        request: What is asked.
+        hooks: What is called on the way.
+        batch: Begin it at once as part of this batch; None: alone, with the context and the state cache.
+    """
     with suppress(ConfigError):  # what is wrong is raised where the request is prepared
         for label, what in unbound(request):
             warn([f"{label}: {what} (not enforced)"])

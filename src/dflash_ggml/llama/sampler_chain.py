@@ -67,7 +67,12 @@ class LlamaSampler:
         self._sampler = None
 
     def add_grammar(self, model: LlamaModel, grammar: Any) -> None:
-        """Needs llguidance; grammar: a LlamaGrammar, an empty one binds nothing."""
+        """Add a step that masks what a grammar forbids; needs llguidance.
+
+        Args:
+            model: Whose vocabulary it is.
+            grammar: A LlamaGrammar; an empty one binds nothing.
+        """
         spec = grammar_spec(grammar)
         if spec is not None:
             self._grammar = GrammarCompiler(model.tokenizer, model.n_vocab()).processor(spec, 0)
@@ -102,7 +107,11 @@ class LlamaSampler:
         self._accepted, self._sampler = [], None
 
     def clone(self) -> LlamaSampler:
-        """Another one with the same steps and tokens. Raises ConfigError with a grammar."""
+        """A copy with the same steps and tokens.
+
+        Raises:
+            ConfigError: A step is a grammar.
+        """
         if self._grammar is not None:
             raise ConfigError("LlamaSampler.clone: a chain with a grammar cannot be cloned; build it anew")
         other = LlamaSampler()

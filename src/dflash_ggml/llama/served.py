@@ -47,9 +47,12 @@ class Settings(SimpleNamespace):
 def create_app(
     settings: Any = None, server_settings: Any = None, model_settings: Sequence[Any] | None = None
 ) -> Any:
-    """The ASGI application that dflash-serve runs, for one model; it opens the model when it starts.
+    """The ASGI application that dflash-serve runs, for one model; it opens the model when it starts. Needs the server extra.
 
-    Needs the server extra. Raises ConfigError without a model. Of several models the first is served, with a warning.
+    Of several models the first is served, with a warning.
+
+    Raises:
+        ConfigError: There is no model.
     """
     try:
         from ..server.app import create_app as create

@@ -15,9 +15,15 @@ StoppingCriteria = Callable[[npt.NDArray[np.intc], npt.NDArray[np.single]], bool
 
 @dataclass
 class LlamaState:
-    """What Llama.save_state returns. llama_state is an engine snapshot; states can be pickled.
+    """What Llama.save_state returns; it can be pickled.
 
-    input_ids: intc [n_ctx]; scores: single [n_tokens or 0, n_vocab]; llama_state_size: bytes.
+    Attributes:
+        input_ids: intc [n_ctx].
+        scores: single [n_tokens or 0, n_vocab].
+        n_tokens: How many of input_ids are evaluated.
+        llama_state: A snapshot of the engine, None for an empty context.
+        llama_state_size: Bytes of that.
+        seed: That of the next answer.
     """
 
     input_ids: npt.NDArray[np.intc]

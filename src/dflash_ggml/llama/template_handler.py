@@ -7,7 +7,13 @@ from typing import Any
 
 
 class TemplateHandler:
-    """Answers with one template (its source text). stop: strings that end an answer; variables: what the template sees."""
+    """A chat handler that answers with one template.
+
+    Args:
+        template: Source text of the template.
+        stop: Strings that end an answer.
+        variables: Variables that the template sees.
+    """
 
     only_prompts = True  # what `_chat` gives is passed on as it is
 

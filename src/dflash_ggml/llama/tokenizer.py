@@ -89,7 +89,15 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
 
 
 def auto_tokenizer(who: str, name: Any) -> Any:
-    """A tokenizer of the transformers package, by name. Raises ImportError that says who needs it."""
+    """A tokenizer of the transformers package, by name.
+
+    Args:
+        who: What needs it, for the message.
+        name: Name or path of the tokenizer.
+
+    Raises:
+        ImportError: The package is missing; it says what needs it.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -22,17 +22,23 @@ JsonType = Union[None, int, str, bool, list[Any], dict[str, Any]]
 
 
 class EmbeddingUsage(TypedDict):
+    """Tokens of an embedding request."""
+
     prompt_tokens: int
     total_tokens: int
 
 
 class Embedding(TypedDict):
+    """The vector of one input; of tokens without pooling a list of them."""
+
     index: int
     object: str
     embedding: list[float] | list[list[float]]
 
 
 class CreateEmbeddingResponse(TypedDict):
+    """The answer to an embedding request."""
+
     object: Literal["list"]
     model: str
     data: list[Embedding]
@@ -49,11 +55,15 @@ class _CompletionUsage(TypedDict):
 
 
 class CompletionUsage(_CompletionUsage, total=False):
+    """Tokens of prompt and answer."""
+
     prompt_tokens_details: dict[str, int]
     completion_tokens_details: dict[str, int]
 
 
 class CompletionLogprobs(TypedDict):
+    """Log-probabilities of a completion, a list entry per token."""
+
     text_offset: list[int]
     token_logprobs: list[float | None]
     tokens: list[str]
@@ -61,6 +71,8 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
+    """One completion of a prompt."""
+
     text: str
     index: int
     logprobs: CompletionLogprobs | None
@@ -76,6 +88,8 @@ class _CreateCompletionResponse(TypedDict):
 
 
 class CreateCompletionResponse(_CreateCompletionResponse, total=False):
+    """A completion, or a chunk of one."""
+
     usage: CompletionUsage
     timings: dict[str, Any]
 
@@ -90,17 +104,23 @@ class NamedFunction(TypedDict):
 
 
 class ChatCompletionFunctionCall(TypedDict):
+    """A called function, with its arguments as JSON text."""
+
     name: str
     arguments: str
 
 
 class ChatCompletionMessageToolCall(TypedDict):
+    """A tool call of a message."""
+
     id: str
     type: Literal["function"]
     function: ChatCompletionFunctionCall
 
 
 class ChatCompletionRequestMessageContentPartText(TypedDict):
+    """A part of a message that is text."""
+
     type: Literal["text"]
     text: str
 
@@ -110,10 +130,14 @@ class _ImageUrl(TypedDict):
 
 
 class ChatCompletionRequestMessageContentPartImageImageUrl(_ImageUrl, total=False):
+    """Where an image is."""
+
     detail: Literal["auto", "low", "high"]
 
 
 class ChatCompletionRequestMessageContentPartImage(TypedDict):
+    """A part of a message that is an image."""
+
     type: Literal["image_url"]
     image_url: str | ChatCompletionRequestMessageContentPartImageImageUrl
 
@@ -122,11 +146,15 @@ class ChatCompletionRequestMessageContentPartImage(TypedDict):
 
 
 class ChatCompletionRequestSystemMessage(TypedDict):
+    """A message with instructions."""
+
     role: Literal["system"]
     content: str | None
 
 
 class ChatCompletionRequestUserMessage(TypedDict):
+    """A message of the user."""
+
     role: Literal["user"]
     content: str | list[ChatCompletionRequestMessageContentPart] | None
 
@@ -136,6 +164,8 @@ class _AssistantMessage(TypedDict):
 
 
 class ChatCompletionRequestAssistantMessage(_AssistantMessage, total=False):
+    """An earlier answer."""
+
     content: str
     reasoning_content: str
     tool_calls: list[ChatCompletionMessageToolCall]
@@ -143,12 +173,16 @@ class ChatCompletionRequestAssistantMessage(_AssistantMessage, total=False):
 
 
 class ChatCompletionRequestToolMessage(TypedDict):
+    """The result of a tool call."""
+
     role: Literal["tool"]
     content: str | None
     tool_call_id: str
 
 
 class ChatCompletionRequestFunctionMessage(TypedDict):
+    """The result of a function call."""
+
     role: Literal["function"]
     content: str | None
     name: str
@@ -163,16 +197,22 @@ class _Function(TypedDict):
 
 
 class ChatCompletionFunction(_Function, total=False):
+    """A function that may be called: its arguments as a JSON schema."""
+
     description: str
     strict: bool
 
 
 class ChatCompletionTool(TypedDict):
+    """A tool that may be called."""
+
     type: Literal["function"]
     function: ChatCompletionFunction
 
 
 class ChatCompletionNamedToolChoice(TypedDict):
+    """The choice of one tool."""
+
     type: Literal["function"]
     function: NamedFunction
 
@@ -182,6 +222,8 @@ class _ResponseFormat(TypedDict):
 
 
 class ChatCompletionRequestResponseFormat(_ResponseFormat, total=False):
+    """The form that the answer has to have."""
+
     schema: JsonType
     json_schema: dict[str, Any]
 
@@ -190,16 +232,22 @@ class ChatCompletionRequestResponseFormat(_ResponseFormat, total=False):
 
 
 class ChatCompletionTopLogprobToken(TypedDict):
+    """A token that might have come, with its log-probability."""
+
     token: str
     logprob: float
     bytes: list[int] | None
 
 
 class ChatCompletionLogprobToken(ChatCompletionTopLogprobToken):
+    """A token of the answer with its log-probability and the best alternatives."""
+
     top_logprobs: list[ChatCompletionTopLogprobToken]
 
 
 class ChatCompletionLogprobs(TypedDict):
+    """Log-probabilities of a chat answer."""
+
     content: list[ChatCompletionLogprobToken] | None
     refusal: list[ChatCompletionLogprobToken] | None
 
@@ -210,12 +258,16 @@ class _ChatCompletionMessage(TypedDict):
 
 
 class ChatCompletionResponseMessage(_ChatCompletionMessage, total=False):
+    """The message that answers."""
+
     reasoning_content: str
     tool_calls: list[ChatCompletionMessageToolCall]
     function_call: ChatCompletionFunctionCall
 
 
 class ChatCompletionResponseChoice(TypedDict):
+    """One answer to a conversation."""
+
     index: int
     message: ChatCompletionResponseMessage
     logprobs: ChatCompletionLogprobs | None
@@ -232,6 +284,8 @@ class _CreateChatCompletionResponse(TypedDict):
 
 
 class CreateChatCompletionResponse(_CreateChatCompletionResponse, total=False):
+    """The answers to a conversation."""
+
     timings: dict[str, Any]
 
 
@@ -239,6 +293,8 @@ class CreateChatCompletionResponse(_CreateChatCompletionResponse, total=False):
 
 
 class ChatCompletionMessageToolCallChunkFunction(TypedDict, total=False):
+    """A piece of a called function: its name, or more of its arguments."""
+
     name: str | None
     arguments: str
 
@@ -249,11 +305,15 @@ class _ToolCallChunk(TypedDict):
 
 
 class ChatCompletionMessageToolCallChunk(_ToolCallChunk, total=False):
+    """A piece of a tool call."""
+
     id: str
     type: Literal["function"]
 
 
 class ChatCompletionStreamResponseDeltaFunctionCall(TypedDict, total=False):
+    """A piece of a function call."""
+
     name: str
     arguments: str
 
@@ -263,6 +323,8 @@ class ChatCompletionStreamResponseDeltaEmpty(TypedDict):
 
 
 class ChatCompletionStreamResponseDelta(TypedDict, total=False):
+    """What a chunk adds to the message."""
+
     role: Literal["assistant"]
     content: str
     reasoning_content: str
@@ -271,6 +333,8 @@ class ChatCompletionStreamResponseDelta(TypedDict, total=False):
 
 
 class ChatCompletionStreamResponseChoice(TypedDict):
+    """What a chunk adds to one answer."""
+
     index: int
     delta: ChatCompletionStreamResponseDelta | ChatCompletionStreamResponseDeltaEmpty
     logprobs: ChatCompletionLogprobs | None
@@ -286,6 +350,8 @@ class _CreateChatCompletionStreamResponse(TypedDict):
 
 
 class CreateChatCompletionStreamResponse(_CreateChatCompletionStreamResponse, total=False):
+    """A chunk of a streamed answer."""
+
     usage: CompletionUsage
     timings: dict[str, Any]
 
