@@ -22,12 +22,15 @@ NAN = "target produced NaN logits (corrupt weights or overflow)"
 
 
 class Acceptance:
-    """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in sequence order."""
+    """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in sequence order.
+
+    Args:
+        watches: By which the pass reduced the logits of each sequence (None: not).
+    """
 
     def __init__(
         self, passes: TargetPasses, graph: Graph, forest: Forest, watches: Items[Watch | None]
     ) -> None:
-        """watches: by which the pass reduced the logits of each sequence (None: not)."""
         self.passes, self.graph, self.forest, self.watches = passes, graph, forest, watches
         is_greedy = any(s.is_greedy for s in forest.sequences)
         self._choices = passes.choices(graph) if is_greedy else None

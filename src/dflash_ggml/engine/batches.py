@@ -25,8 +25,14 @@ def besides(n: int) -> int:
 
 
 class BatchSizes:
-    """Sizes of the passes of a prompt. most: tokens of a full batch. paced: whether the clock may lower that. flat: from so many
-    tokens on a pass takes about as long whatever its size, so that what is left over goes into one (None: no such number)."""
+    """Sizes of the passes of a prompt.
+
+    Args:
+        most: Tokens of a full batch.
+        paced: Whether the clock may lower that.
+        flat: From so many tokens on a pass takes about as long whatever its size, so that what is left over goes into
+            one (None: no such number).
+    """
 
     def __init__(self, most: int, paced: bool = False, is_gpu: bool = False, flat: int | None = None) -> None:
         self.most, self.paced, self.flat = most, paced and flat is None, flat

@@ -37,7 +37,7 @@ def calibrate(passes: TargetPasses, drafter: Drafter | None, deadline: float) ->
 
 
 def warm_up(passes: TargetPasses, drafter: Drafter | None, deadline: float) -> None:
-    """Build the graphs that a text begins with, so that a short one does not pay for them. Leaves an empty state."""
+    """Build the graphs that a sequence begins with, so that a short one does not pay for them. Leaves an empty state."""
     probe = _Probe(passes, drafter, deadline, timed=0)
     probe.measure(SHORT)
     probe.leave()
@@ -84,7 +84,7 @@ class _Probe:
             if i == 0:
                 yield "commit", 1, self._commit
                 if self.passes.max_width > 2:
-                    # a path with a gap moves rows, in a graph of its own, which a text meets soon
+                    # a path with a gap moves rows, in a graph of its own, which a sequence meets soon
                     self.passes.commit(self._forest, ((0, 2),))
                 if self.drafter and self.drafter.taps:
                     yield "append", 1, partial(self._append, self.drafter)

@@ -19,7 +19,12 @@ class Claim:
 
     @contextmanager
     def by(self, what: str) -> Iterator[None]:
-        """Exclusive access until the end. Raises ConfigError that names the holder. Host memory that ends is a DeviceError."""
+        """Exclusive access for the call named `what`, until the context ends; a MemoryError in it becomes a DeviceError.
+
+        Raises:
+            ConfigError: Another call holds the slot; it names that one.
+            DeviceError: Host memory ran out.
+        """
         with self._lock:
             owner = self._owner
             if owner is None:

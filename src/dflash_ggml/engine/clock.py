@@ -9,7 +9,11 @@ from ..policy.policy import StepTimes
 
 
 class Clock:
-    """Laps of one step, summed by name; cold: those in which a graph was run that takes longer than later on."""
+    """Laps of one step, summed by name.
+
+    Attributes:
+        cold: Laps in which a graph was run for the first times, which take longer than later ones.
+    """
 
     __slots__ = ("_at", "_graphs", "_n", "cold", "times")
 

@@ -28,7 +28,12 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """points: what passes cost; none where no decision needs them. matmuls: which kernels multiply few columns."""
+    """What was measured of an engine's passes.
+
+    Attributes:
+        points: What passes cost; none where no decision needs them.
+        matmuls: Which kernels multiply few columns.
+    """
 
     points: tuple[Point, ...]
     matmuls: MatmulTable
@@ -43,7 +48,12 @@ class CostCache:
 
     @classmethod
     def of(cls, facts: dict[str, Any], folder: Path | None = None) -> CostCache:
-        """`facts`: plain data, among them device, driver, threads, tensor types and shapes, version."""
+        """The cache file of a set of facts, in `folder` or the user's own.
+
+        Args:
+            facts: Plain data, among them device, driver, threads, tensor types and shapes, version.
+            folder: Where files are kept (None: `default_folder`).
+        """
         text = json.dumps({"format": FORMAT, **facts}, sort_keys=True)
         name = hashlib.sha256(text.encode()).hexdigest()[:24] + ".json"
         return cls((folder or default_folder()) / name, facts)

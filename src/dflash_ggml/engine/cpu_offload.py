@@ -36,8 +36,12 @@ def kept_experts(weights: Weights, layers: int) -> KeptExperts | None:
 
 
 def lent_bytes(sizes: Mapping[str, int], n_batch: int) -> int:
-    """Device memory for the kept matrices that are lent at a time to passes of `n_batch` columns: gate and up of a layer, or
-    down. sizes: of the kept tensors, by name."""
+    """Device memory for the kept matrices that are lent at a time to passes of `n_batch` columns: gate and up of a
+    layer, or down.
+
+    Args:
+        sizes: Of the kept tensors, by name.
+    """
     if n_batch < LENT:
         return 0
     lent: dict[tuple[int | None, bool], int] = {}

@@ -225,7 +225,11 @@ class Engine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Run passes that are no slot's; closing the engine waits for them. Raises DeviceError once it is closed."""
+        """Run passes that are no slot's; closing the engine waits for them.
+
+        Raises:
+            DeviceError: The engine is closed.
+        """
         with self.passing:
             self.alive()
             before, self.in_pass = self.in_pass, True
@@ -253,7 +257,11 @@ class Engine:
         return {**self.graph_counts(), "runs": self.passes.graphs.runs}
 
     def alive(self) -> None:
-        """Raises DeviceError once the engine is closed."""
+        """Refuse a call once the engine is closed.
+
+        Raises:
+            DeviceError: The engine is closed.
+        """
         if self._closed or self._closing:
             raise DeviceError("the engine is closed")
 

@@ -15,7 +15,11 @@ from ..ggml.graph import Graph
 
 
 def fill_span(graph: Graph, sequence: Sequence, columns: int, name: str = "") -> None:
-    """The rows that a pass of one sequence sees, where its graph asks. name: what the inputs' names begin with."""
+    """The rows that a pass of one sequence sees, where its graph asks.
+
+    Args:
+        name: What the inputs' names begin with.
+    """
     if f"{name}span" in graph.inputs:
         graph.inputs[f"{name}span"].array[:] = sequence.first_row, sequence.rows(columns).stop
         graph.inputs[f"{name}spanned"].array[:] = 0, 0, columns
@@ -43,7 +47,7 @@ def fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> 
 
 
 def fill_watch(graph: Graph, watch: Watch) -> None:
-    """The inputs of a reduction; unused places name token 0."""
+    """The inputs of a reduction; unused entries name token 0."""
     graph.inputs["temperature"].array[:] = max(watch.temperature, 1e-30)
     ids = np.zeros(WATCHED, np.int32)
     ids[: len(watch.ids)] = watch.ids

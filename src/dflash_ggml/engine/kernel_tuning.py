@@ -86,6 +86,7 @@ class Timing:
 
     @property
     def stock_wins(self) -> bool:
+        """Whether ggml's own kernels are faster by more than the noise."""
         return self.stock_ms < (1 - max(NOISE, self.spread)) * self.narrow_ms
 
 
@@ -122,7 +123,11 @@ class MatmulTable:
 
     @classmethod
     def from_json(cls, rows: Any) -> MatmulTable:
-        """What `to_json` gave. Raises ValueError for anything else."""
+        """What `to_json` gave.
+
+        Raises:
+            ValueError: For anything else.
+        """
         try:
             timings = tuple(
                 Timing(str(r["type"]), int(r["width"]), *(float(r[name]) for name in _MEASURED)) for r in rows
@@ -136,8 +141,14 @@ class MatmulTable:
 
 
 def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) -> int:
-    """Memory beside the graphs that matmuls of a prompt batch take: a matrix as float16, or an equal part of a larger one in
-    whole 128 rows, the widest input as float16, and what cuBLAS works in. `shapes`: k and rows of the matrices."""
+    """Memory beside the graphs that matmuls of a prompt batch take.
+
+    That is a matrix as float16, or an equal part of a larger one in whole 128 rows, the widest input as float16, and what
+    cuBLAS works in.
+
+    Args:
+        shapes: Columns (k) and rows of the matrices.
+    """
     if n_batch <= NARROW_COLUMNS or device.capability not in WIDE:
         return 0
     scratch = widest = 0
@@ -157,7 +168,10 @@ def worth_measuring(device: Device) -> bool:
 def without_kernels(device: Device, weights: Mapping[str, Tensor]) -> dict[str, float]:
     """The part of the bytes a pass multiplies that has types without kernels of ours, by ggml's name of the type, largest first.
 
-    Empty on a device that has no kernels of ours at all. `weights`: by tensor name.
+    Empty on a device that has no kernels of ours at all.
+
+    Args:
+        weights: By tensor name.
     """
     if (device.capability or (0, 0)) < NEEDED:
         return {}
@@ -184,10 +198,15 @@ def measure_matmuls(
     widths: Sequence[int] = WIDTHS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MatmulTable:
-    """Time both kinds of kernels over samples of `tensors` (the weights on the device) for about `seconds`.
+    """Time both kinds of kernels over samples of the weights.
 
     The most useful widths come first, at each the type with most bytes. What there is no time or memory for stays unmeasured.
     Our kernels are on everywhere afterwards: `apply` puts the result in force.
+
+    Args:
+        device: Where they are timed.
+        tensors: The weights on it.
+        seconds: About how long to measure.
     """
     began, dearest, timings = clock(), 0.0, []
     samples = sample(tensors)
@@ -235,12 +254,15 @@ def _within(matrices: list[Tensor]) -> Iterator[Tensor]:
 
 
 class Bench:
-    """Matmuls on a device with inputs of its own, timed with our kernels and with ggml's."""
+    """Matmuls on a device with inputs of its own, timed with our kernels and with ggml's.
+
+    Args:
+        matrices: All that will be multiplied.
+    """
 
     def __init__(
         self, device: Device, matrices: list[Tensor], max_width: int, clock: Callable[[], float]
     ) -> None:
-        """`matrices`: all that will be multiplied."""
         self._device, self._clock = device, clock
         self._is_warm = False  # an idle GPU's clocks rise with the first matmuls
         self._workspace = Workspace(device)
@@ -248,14 +270,20 @@ class Bench:
         self._x = self._store.tensor(F32, max(m.ne[0] for m in matrices) * max_width)
 
     def allocate(self) -> None:
-        """Bring an input for all to the device. Raises DeviceError when it does not fit."""
+        """Bring an input for all to the device.
+
+        Raises:
+            DeviceError: It does not fit.
+        """
         self._store.allocate(clear=False)
         self._device.write(self._x, np.random.default_rng(0).standard_normal(self._x.ne[0], np.float32))
 
     def compare(self, matrices: list[Tensor], width: int) -> tuple[list[float], list[float]]:
         """Milliseconds of `matrices`, of one type, times `width` columns: rounds with our kernels, rounds with ggml's own.
 
-        Raises DeviceError when the results do not fit."""
+        Raises:
+            DeviceError: The results do not fit.
+        """
         graph = Graph(self._device, 4 * len(matrices))
         x = None
         for i, w in enumerate(matrices):

@@ -32,8 +32,12 @@ def known_costs(
 ) -> tuple[tuple[Point, ...], Path | None]:
     """What passes cost and the file that keeps it, None where nothing does.
 
-    On a GPU that our kernels were not tuned on, also which kernels are used where: that is put in force. tensors: types and
-    shapes of both models, as plain data. seconds: to measure in. Nothing is measured that no decision needs.
+    On a GPU that our kernels were not tuned on, also which kernels are used where: that is put in force. Nothing is
+    measured that no decision needs.
+
+    Args:
+        tensors: Types and shapes of both models, as plain data.
+        seconds: To measure in.
     """
     device = passes.device
     decides = config.mode == "auto" or worth_measuring(device)

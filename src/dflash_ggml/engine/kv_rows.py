@@ -17,6 +17,10 @@ from .passes import TargetPasses
 class KvRows:
     """A range of cache rows, and the recurrent state and rings of a state index, as one sequence has them.
 
+    Args:
+        over: Rows beyond the committed tokens that a pass may write.
+        gather: Moves other slots to make room, see Engine.
+
     Attributes:
         lent: The range, None once it was given back.
         kept: Tokens whose K/V rows outlive a reset or restore, until the next write.
@@ -31,7 +35,6 @@ class KvRows:
         over: int,
         gather: Callable[[int, range | None], bool],
     ) -> None:
-        """over: rows beyond the committed tokens that a pass may write. gather: moves other slots to make room, see Engine."""
         self.passes, self.drafter, self.sequence, self.over = passes, drafter, sequence, over
         self.lent: range | None = lent
         self.kept: tuple[int, ...] = ()
@@ -68,7 +71,11 @@ class KvRows:
         return True
 
     def need(self, n: int) -> None:
-        """Have rows for n tokens. Raises NoRoomError."""
+        """Have rows for n tokens.
+
+        Raises:
+            NoRoomError: There are not as many, even after other slots have moved.
+        """
         if not self.grow(n):
             raise NoRoomError(f"no cache rows for {n} tokens are left in one piece beside other sequences")
 

@@ -15,7 +15,11 @@ SMALLER = ("q8_0", "q4_0")
 
 @dataclass(frozen=True, slots=True)
 class KvTypes:
-    """Types of the target's caches and of the draft's. `note`: a message about a choice made without being asked."""
+    """Types of the target's caches and of the draft's.
+
+    Attributes:
+        note: A message about a choice made without being asked.
+    """
 
     target: KvType
     draft: KvType
@@ -25,10 +29,19 @@ class KvTypes:
 def kv_types(
     config: EngineConfig, is_gpu: bool, head_dims: Collection[int], draft_head_dims: Collection[int] = ()
 ) -> list[KvTypes]:
-    """The types to plan with, in order: the first that fits is taken. More than one only on a GPU, for an explicit context where
-    no type was asked for.
+    """The types of caches to plan with, in order of preference: the first that fits is taken.
 
-    Raises ConfigError for a type that does not divide the heads."""
+    There is more than one only on a GPU, for an explicit context where no type was asked for.
+
+    Args:
+        config: The engine's options.
+        is_gpu: The device is a GPU.
+        head_dims: Head dimensions of the target's attention layers.
+        draft_head_dims: Those of the draft's.
+
+    Raises:
+        ConfigError: Blocks of a type do not divide the heads.
+    """
     usual = "f16" if is_gpu else "f32"
     chosen = [_pair(config, usual, usual, head_dims, draft_head_dims)]
     asked = (config.type_k, config.type_v, config.draft_type_k, config.draft_type_v)

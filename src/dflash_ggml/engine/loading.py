@@ -35,8 +35,13 @@ log = logging.getLogger("dflash_ggml")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine is made of. n_ctx: context length in tokens. memory: the plan by which it was made. costs_file: where
-    `costs` are kept, None if nowhere."""
+    """What an engine is made of.
+
+    Attributes:
+        n_ctx: Context length in tokens.
+        memory: The plan that was allocated.
+        costs_file: Where `costs` are kept, None if nowhere.
+    """
 
     device: Device
     passes: TargetPasses
@@ -50,18 +55,27 @@ class Loaded:
     batches: BatchSizes
     costs_file: Path | None = None
     draft: Path | None = None  # the file of the draft that is used
-    over: int = 0  # cache rows of a text beyond its committed tokens
+    over: int = 0  # cache rows of a sequence beyond its committed tokens
     scorer: Scorer | None = None  # of prompts
 
 
 def load(
     config: EngineConfig, progress: Progress | None = None, calibration_seconds: float | None = None
 ) -> Loaded:
-    """Load what `config` names; `progress(stage, done, total)` in bytes; calibration_seconds: see `Engine.load`.
+    """Load what `config` names.
 
-    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so are the prediction head
-    of the target's file, which drafts where there is nothing else, and a scorer that was found and has no room.
-    Raises ModelFileError for a bad file or a draft that does not fit, ConfigError, DeviceError.
+    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so are the prediction
+    head of the target's file, which drafts where there is nothing else, and a scorer that was found and has no room.
+
+    Args:
+        config: The engine's options.
+        progress: Called with a stage, bytes done and bytes in all.
+        calibration_seconds: See `Engine.load`.
+
+    Raises:
+        ModelFileError: A file is bad, or the draft does not fit.
+        ConfigError: Options exclude each other.
+        DeviceError: Something does not fit the device.
     """
     try:
         return _load_scored(config, progress, calibration_seconds)
@@ -167,7 +181,9 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
 def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSource | None:
     """The scorer that is configured; None if there is none, or with a warning where the one that was found is none.
 
-    Raises ModelFileError for one that was named."""
+    Raises:
+        ModelFileError: For one that was named.
+    """
     if config.scorer is None or config.prompt_keep is None:
         return None
     try:
@@ -195,8 +211,8 @@ def _on_device(
     source: ScorerSource | None,
     progress: Progress | None,
 ) -> tuple[TargetPasses, Drafter | None, Scorer | None, MemoryPlan, BatchSizes, int]:
-    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a text
-    beyond its tokens."""
+    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a
+    sequence beyond its tokens."""
     wanted = fitting_needs(device, config, file, target, draft, source)
     for note in wanted.notes:
         log.warning("%s", note)
@@ -258,7 +274,11 @@ def _on_device(
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
-    """The vocabulary of a target's file. Raises ModelFileError when it has more tokens than the model has logits."""
+    """The vocabulary of a target's file.
+
+    Raises:
+        ModelFileError: It has more tokens than the model has logits.
+    """
     tokenizer = Tokenizer.from_gguf(file)
     if tokenizer.n_vocab > target.n_vocab:
         raise file.error(f"{tokenizer.n_vocab} tokens but an output of {target.n_vocab} rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,9 +45,8 @@ DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and c
 USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
 ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # sequences of a batch, by default
 SMALL = 6 << 30  # bytes of the weights of a small model
-SHORTER = 1 / 16  # of a context that memory cuts short anyway, which places may take
+SHORTER = 1 / 16  # of a context that memory cuts short anyway, which slots may take
 _LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
-log = logging.getLogger("dflash_ggml")
 
 
 def has_own_memory(device: Device) -> bool:
@@ -57,8 +55,12 @@ def has_own_memory(device: Device) -> bool:
 
 
 def memory_free(device: Device, limit: int | float | None) -> int:
-    """Bytes that may be planned with. limit: of a GPU, see `EngineConfig.gpu_memory`; what its driver keeps for a process counts,
-    as it does in nvidia-smi."""
+    """Bytes that may be planned with.
+
+    Args:
+        limit: Of a GPU, see `EngineConfig.gpu_memory`; what its driver keeps for a process counts, as it does in
+            nvidia-smi.
+    """
     info = device.info
     if not device.is_gpu:
         return free_memory()
@@ -118,9 +120,19 @@ class MemoryNeeds:
         return replace(self, n_states=n_states, over=over_all(self.over_each, n_states))
 
     def plan(self, n_ctx: int, free: int | Sequence[int], is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
-        """Types of caches, tokens of a batch and the plan for `n_ctx` tokens; with 0, for as many as fit into `free` bytes, of
-        each side, or half of them where other programs live there too. Raises DeviceError when none fits; a context that was
-        asked for is only planned."""
+        """Choose the types of caches and the tokens of a batch, and plan the memory.
+
+        Args:
+            n_ctx: Tokens of context; one that was asked for is planned even where it does not fit. 0: as many as fit.
+            free: Bytes of each side; where other programs live in the same memory, half of them are planned with.
+            is_gpu: The device has memory of its own.
+
+        Returns:
+            Types of caches, tokens of a batch, and the plan.
+
+        Raises:
+            DeviceError: No context fits.
+        """
         kv, n_batch = self.kv[0], self.batches[-1]
         if is_gpu:
             kv, n_batch = self.choose(n_ctx or min(self.longest, USUAL_CONTEXT), free)
@@ -164,9 +176,22 @@ def memory_needs(
     sources: Mapping[str, Source] | None = None,
     scorer: ScorerSource | None = None,
 ) -> MemoryNeeds:
-    """Declare the weights and plan the memory. layers: whose experts the host keeps (None: as the configuration has it);
-    prepare: False where the draft already is; sources: the target's, where they were made before: some targets copy tensors to
-    reorder them. Raises ModelFileError for a type that the device cannot multiply."""
+    """Declare the weights and plan the memory.
+
+    Args:
+        device: The first of the devices.
+        config: The engine's options.
+        file: The target's open file.
+        target: The target in it.
+        draft: The open draft, if there is one.
+        layers: How many layers' experts the host keeps (None: as the configuration has it).
+        prepare: False where the draft has been prepared already.
+        sources: The target's tensors, where they were made before: some targets copy tensors to reorder them.
+        scorer: The open prompt scorer, if there is one.
+
+    Raises:
+        ModelFileError: A tensor has a type that the device cannot multiply.
+    """
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
     kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
@@ -286,8 +311,21 @@ def memory_parts(
     kv: KvTypes,
     n_batch: int,
 ) -> list[Part]:
-    """All that will be allocated, for the memory plan; `width`: columns of the widest tree, 0 where nothing is drafted; `window`:
-    all that is seen while decoding; `n_states`: sequences."""
+    """All that will be allocated, for the memory plan.
+
+    Args:
+        device: The first of the devices.
+        target: Its target.
+        weights: The declared weights.
+        draft: A prepared draft.
+        width: Columns of the widest tree, 0 where nothing is drafted.
+        window: All that is seen while decoding, None: everything.
+        placement: What lies on which side.
+        scorer: A prompt scorer, on the first side.
+        n_states: Sequences.
+        kv: Types of the caches.
+        n_batch: Tokens of a prefill pass.
+    """
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     columns, spec = most_columns(width, n_states), replace(target.state_spec(), sides=placement.layers)
     # the widest passes: a prefill batch with its features, and the logits of a tree
@@ -344,8 +382,18 @@ def memory_parts(
 def composed_bytes(
     spec: StateSpec, n_batch: int, columns: int, path: int, n_states: int
 ) -> tuple[Callable[[int], int], int]:
-    """Scratch bytes of a device without kernels of ours: what a prompt's batch takes more, by cache rows, and what a tree of
-    `columns` columns takes at least."""
+    """Scratch memory of a device without kernels of ours, whose operations are composed of ggml's.
+
+    Args:
+        spec: State of the target.
+        n_batch: Tokens of a prefill pass.
+        columns: Columns of the widest tree, 0 without one.
+        path: Nodes of the longest path that is committed.
+        n_states: Sequences.
+
+    Returns:
+        What a prompt's batch takes more, in bytes by cache rows, and what a tree takes at least, in bytes.
+    """
     if not spec.recurrent:
         return partial(stock.mask_bytes, n_batch), 0
     conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
@@ -374,8 +422,14 @@ def fitting_needs(
     draft: DraftSource | None,
     scorer: ScorerSource | None = None,
 ) -> MemoryNeeds:
-    """`memory_needs`, changed to fit a GPU: a draft of fewer bits, then the experts of as few layers as it takes in host
-    memory, where their number is not given. The notes name both. A pair that still does not fit is returned all the same."""
+    """`memory_needs`, changed to fit a GPU.
+
+    The draft gets fewer bits first; then the experts of as few layers as it takes go to host memory, where their number is not
+    given. The notes name both. A pair that still does not fit is returned all the same.
+
+    Raises:
+        ModelFileError: A tensor has a type that the device cannot multiply.
+    """
     wanted = memory_needs(device, config, file, target, draft, scorer=scorer)
     if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
         return wanted
@@ -408,8 +462,13 @@ def layers_to_keep(
     draft: DraftSource | None,
     wanted: MemoryNeeds,
 ) -> int:
-    """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help. `wanted`: as
-    planned now, after which the draft stays prepared, and not filled yet."""
+    """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help.
+
+    The draft stays prepared, and not filled yet.
+
+    Args:
+        wanted: The plan without any.
+    """
     sizes = expert_sizes(file, target.n_layers)
     if not sizes or not has_own_memory(device):
         return 0
@@ -438,8 +497,8 @@ def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> 
     """Slots where their number is not given: as many as leave one sequence what it would have alone.
 
     That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little. One
-    where passes take no several, with a window while decoding, and where a text may not depend on who else is there by as much as
-    the rounding of a kernel.
+    slot where a pass cannot take several sequences (a window while decoding), and where output may not depend on the rest of a
+    batch by as much as the rounding of a kernel (`reproducible`).
     """
     if config.fa_window or config.reproducible:
         return 1
@@ -469,7 +528,14 @@ def plan_needs(
     draft: DraftSource | None,
     wanted: MemoryNeeds,
 ) -> tuple[KvTypes, int, MemoryPlan]:
-    """`MemoryNeeds.plan` with what is free. Raises DeviceError for what does not fit memory of a device's own."""
+    """`MemoryNeeds.plan` with what is free.
+
+    Returns:
+        Types of caches, tokens of a batch, and the plan.
+
+    Raises:
+        DeviceError: The plan does not fit the device's own memory.
+    """
     try:
         free = free_on_sides(device, config.gpu_memory)
         kv, n_batch, memory = wanted.plan(config.n_ctx, free, device.is_gpu)

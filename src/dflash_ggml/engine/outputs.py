@@ -31,9 +31,11 @@ class PassOutputs:
         return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
 
     def is_nan(self, graph: Graph, column: int = 0) -> bool:
-        """Whether a column's logits are NaN: one number among what they are made from makes all of them so.
+        """Whether a column's logits are NaN: one NaN among the values that they are made from makes all of them so.
 
-        Raises DeviceError where they are because one of two devices did not answer the other."""
+        Raises:
+            DeviceError: They are NaN because one of two devices did not answer the other.
+        """
         offset = 4 * self.target.n_vocab * column
         is_nan = bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
         if is_nan and self.state.mailboxes is not None:

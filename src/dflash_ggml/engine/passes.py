@@ -58,7 +58,23 @@ def tree_width(budget: int, depth: int) -> int:
 
 
 class TargetPasses(PassOutputs):
-    """Graphs, state and scratch memory of a target on one device."""
+    """Graphs, state and scratch memory of a target on one device.
+
+    Args:
+        device: The first of the devices.
+        target: The target.
+        weights: Its weights on the device.
+        kv_type: Types of the K/V caches.
+        n_rows: Cache rows, reserved here.
+        max_width: Columns of the widest tree, 0 for none.
+        depth: Usual longest path, for which commits are made.
+        taps: Layers whose output the draft wants.
+        window: All that is seen while decoding, None: everything.
+        n_states: Sequences.
+        n_batch: Tokens of the longest linear pass.
+        placement: What lies on which side of the device.
+        workspace: Scratch memory of other passes, to share.
+    """
 
     def __init__(
         self,
@@ -76,10 +92,6 @@ class TargetPasses(PassOutputs):
         placement: Placement = ONE_SIDE,
         workspace: Workspace | None = None,
     ) -> None:
-        """`n_rows`: cache rows, reserved here; `max_width`: columns of the widest tree, 0 for none;
-        `depth`: usual longest path, for which commits are made; `taps`: layers whose output the draft wants; `window`: all that
-        is seen while decoding; `state indices`: sequences; `n_batch`: tokens of the longest linear pass;
-        `placement`: what lies on which side of the device; `workspace`: scratch memory of other passes, to share."""
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # rows of a CPU are in the host's memory already
@@ -114,7 +126,11 @@ class TargetPasses(PassOutputs):
     # ---- memory
 
     def bucket(self, rows: int) -> int:
-        """The rows that a graph sees when `rows` are in use. Raises DeviceError when there are not as many."""
+        """The rows that a graph sees when `rows` are in use.
+
+        Raises:
+            DeviceError: There are not as many.
+        """
         if rows > self.n_rows:
             raise DeviceError(f"the caches have room for {self.n_rows} rows, not for {rows}")
         return min(kv_bucket(rows, self.device.is_gpu), self.n_rows)
@@ -134,8 +150,12 @@ class TargetPasses(PassOutputs):
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
-        """The rows that the graph of a linear pass sees when `rows` are in use: all where hidden ones cost nothing, or little
-        beside another graph. Raises DeviceError when there are not as many."""
+        """The rows that the graph of a linear pass sees when `rows` are in use: all where hidden ones cost nothing, or
+        little beside another graph.
+
+        Raises:
+            DeviceError: There are not as many.
+        """
         bucket = self.bucket(rows)
         return bucket if columns == 1 and self.device.is_gpu else self.n_rows
 
@@ -175,11 +195,19 @@ class TargetPasses(PassOutputs):
         outputs: Outputs = "last",
         decoding: bool = False,
     ) -> Graph:
-        """Run `ids` behind the committed tokens and advance the state; the graph gives the last token's logits and choice.
+        """Run `ids` behind the committed tokens and advance the state.
 
-        append: lets the draft take in these tokens in the same pass. column: where to keep a single token's features.
-        watch: reduce the logits, for `reduced`. outputs: or those of every token, or all hidden states.
-        decoding: the token is one of the text that is being written, not of its prompt.
+        Args:
+            sequence: Its committed tokens come before `ids`.
+            ids: Tokens to run.
+            append: Lets the draft take in these tokens in the same pass.
+            column: Where to keep a single token's features.
+            watch: Reduce the logits, for `reduced`.
+            outputs: Logits and choice of the last token or of every one, or all hidden states.
+            decoding: The token is one of the answer, not of the prompt.
+
+        Returns:
+            The graph, whose outputs are read by `PassOutputs`.
         """
         n, ahead, state_index = len(ids), sequence.rows(len(ids)), sequence.state_index
         window = self._window(sequence.n_tokens + 1) if decoding and n == 1 else None
@@ -219,8 +247,19 @@ class TargetPasses(PassOutputs):
         watches: Items[Watch | None],
         columns: Items[int],
     ) -> Graph:
-        """Both `linear` for a prompt's ids and `verify` for a forest of trees of one column, in one pass: a column of the outputs
-        for each of the forest's, and behind them that of the last id."""
+        """Run a chunk of a prompt as `linear` does and a forest as `verify` does, in one pass.
+
+        Args:
+            sequence: That of the prompt.
+            ids: The chunk, behind its committed tokens.
+            append: Lets the draft take the chunk in.
+            forest: Trees of one column each, of sequences that decode.
+            watches: Reduce the logits of each of these.
+            columns: Where to keep their features.
+
+        Returns:
+            The graph; its outputs have a column for each of the forest's, and behind them that of the last id.
+        """
         n, first = len(ids), forest.width
         reduction = _REDUCTIONS if any(watches) else None
         graph = self.graphs.get(
@@ -241,7 +280,7 @@ class TargetPasses(PassOutputs):
         """The inputs of a linear batch that say where its columns lie."""
         n, first, start = len(ids), sequence.first_row, sequence.rows(1).start
         fill_span(graph, sequence, n, name)
-        if n == 1:  # most passes of a text that is decoded plainly
+        if n == 1:  # most passes of a sequence that is decoded plainly
             graph.inputs[f"{name}ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
         else:
             steps = np.arange(n, dtype=np.int32)
@@ -395,14 +434,14 @@ class TargetPasses(PassOutputs):
         starts = [s.first_row + n for s, n in zip(forest.sequences, lasts)]
         ends = [start + n for start, n in zip(starts, widths)]
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
-        # one array for what all columns of a text share: text by text numpy's calls would take longer than the pass can wait
+        # one array for what all columns of a sequence share: numpy's calls per sequence would delay the pass
         firsts = [s.first_row for s in forest.sequences]
         shared = np.array([lasts, np.subtract(starts, forest.firsts), firsts, starts], np.int32)
-        of_text, here = np.repeat(shared, widths, axis=1), slice(used)
+        per_column, here = np.repeat(shared, widths, axis=1), slice(used)
         ids[here], parents[here] = forest.arrays
         np.concatenate([tree.depths for tree in forest.trees], out=positions[here])
-        positions[here] += of_text[0]
-        np.add(np.arange(used, dtype=np.int32), of_text[1], rows[here])
+        positions[here] += per_column[0]
+        np.add(np.arange(used, dtype=np.int32), per_column[1], rows[here])
         seqs = graph.inputs["seqs"].array.reshape(n_states, 3)
         seqs[: len(widths)] = list(zip([s.state_index for s in forest.sequences], forest.firsts, widths))
         seqs[len(widths) :] = 0
@@ -411,7 +450,7 @@ class TargetPasses(PassOutputs):
         rows[padding] = self._spare[: width - used]
         if window is None:
             ranges = graph.inputs["ranges"].array.reshape(2, width)
-            ranges[:, here] = of_text[2:]
+            ranges[:, here] = per_column[2:]
             ranges[0, padding], ranges[1, padding] = 0, 1  # a column that sees nothing would be NaN
             if "spans" in graph.inputs:
                 spans = graph.inputs["spans"].array.reshape(n_states, 2)
@@ -496,6 +535,7 @@ class TargetPasses(PassOutputs):
         return self._usual_path if length <= self._usual_path else self.max_width
 
     def close(self) -> None:
+        """Free the device memory."""
         self.graphs.clear()
         self.workspace.close()
         self.state.close()

@@ -23,10 +23,17 @@ LAYER = re.compile(r"blk\.(\d{1,6})\.")
 
 
 def choose_device(config: EngineConfig) -> Device:
-    """The named devices, else the GPU `main_gpu`, or all GPUs where layers are distributed, else the CPU, the only one with
-    `reference` kernels. Of several the first is given, whose sides are the others (see Device.join).
+    """Open the devices that the configuration asks for.
 
-    Raises ConfigError for devices that are missing or of different backends."""
+    Those are the named ones, else the GPU `main_gpu`, or all GPUs where layers are distributed, else the CPU, the only one
+    with `reference` kernels.
+
+    Returns:
+        The device; of several the first one, whose sides are the others (see `Device.join`).
+
+    Raises:
+        ConfigError: Devices are missing or of different backends.
+    """
     infos = _chosen(config)
     if config.split_mode == "tensor":
         _check_ranks(config, infos)
@@ -50,7 +57,9 @@ def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
     """The target as the device computes it: one of ranks on several, and with a copy of a tied embedding as output matrix where
     that takes a layout made for matmuls.
 
-    Raises ConfigError for a target that cannot be shared by ranks."""
+    Raises:
+        ConfigError: For a target that cannot be shared by ranks.
+    """
     if device.n_ranks > 1:
         return target.ranked(device.n_ranks)
     name = target.embedding_name
@@ -134,9 +143,16 @@ def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Numbers of the sides on which things lie. layers: each of the target's; empty where all lie on the first side, with all
-    else. The embedding lies with the first layer, the output matrix with the last. n_ranks: above 1, each of the first sides has
-    a part of every layer, which count as so many more layers; all else lies on the first."""
+    """The side on which each part of the models lies, by number.
+
+    The embedding lies with the first layer, the output matrix with the last.
+
+    Attributes:
+        layers: Side of each of the target's layers; empty where all lie on the first side, with all else.
+        draft: Side of the draft.
+        n_ranks: Above 1, each of the first sides has a part of every layer, which count as so many more layers; all
+            else lies on the first.
+    """
 
     layers: tuple[int, ...] = ()
     draft: int = 0
@@ -203,7 +219,9 @@ def draft_side(device: Device, config: EngineConfig) -> int:
 def shares(device: Device, config: EngineConfig) -> list[float]:
     """What each side was asked to take of the layers; all alike where nothing was asked for, 0 for those that take none.
 
-    Raises ConfigError for parts that are too many or all 0."""
+    Raises:
+        ConfigError: For parts that are too many or all 0.
+    """
     n = sum(side.has_layers for side in device.sides)
     if n == 1:
         return [1.0]

@@ -52,14 +52,19 @@ def scorer_beside(model: Path) -> Path | None:
 
 
 class ScorerSource:
-    """An open scorer file, and the memory that it will take. tokenizer: None where its ids are the target's."""
+    """An open scorer file, and the memory that it will take.
+
+    Args:
+        keep: The least share of a prompt that is prefilled; so much longer than the context a prompt may be.
+
+    Attributes:
+        tokenizer: None where its ids are the target's.
+
+    Raises:
+        ModelFileError: A file that is damaged, or no such model.
+    """
 
     def __init__(self, path: Path, keep: float, target_tokens: Items[str]) -> None:
-        """keep: the least share of a prompt that is prefilled; so much longer than the context a prompt may be.
-
-        Raises:
-            ModelFileError: A file that is damaged, or no such model.
-        """
         self.path, self._keep = path, keep
         self.file = GGUFFile(path)
         self.model = ScorerModel.from_gguf(self.file)
@@ -109,7 +114,18 @@ class ScorerSource:
         batches: BatchSizes,
         progress: Progress | None,
     ) -> Scorer:
-        """Bring the weights to the device. Raises DeviceError where they do not fit."""
+        """Bring the weights to the device.
+
+        Args:
+            device: The first of the devices.
+            workspace: The target's scratch memory, which is shared.
+            target_rows: Cache rows of the target.
+            batches: Sizes of passes.
+            progress: Called with a stage, bytes done and bytes in all.
+
+        Raises:
+            DeviceError: They do not fit.
+        """
         weights = self.weights(device).fill(progress, "scorer")
         return Scorer(self, device, weights, workspace, self.rows(target_rows), batches)
 

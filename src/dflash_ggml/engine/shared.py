@@ -34,7 +34,11 @@ class Shared(Protocol):
     in_pass: bool
 
     def alive(self) -> None:
-        """Raises DeviceError once the engine is closed."""
+        """Refuse a call once the engine is closed.
+
+        Raises:
+            DeviceError: The engine is closed.
+        """
         ...
 
     def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:

@@ -34,7 +34,14 @@ T = TypeVar("T")
 
 
 class Options(TypedDict, total=False):
-    """How a sequence is decoded, see `Slot.generate`; keep_rows: steps hand logits out."""
+    """How a sequence is decoded.
+
+    Attributes:
+        max_tokens: The most tokens that are emitted (None: until the context is full).
+        mode, budget: How it drafts (None: as the engine is configured).
+        stop: Whether a token ends the generation (None: an end-of-generation token does).
+        keep_rows: Steps hand logits out.
+    """
 
     max_tokens: int | None
     mode: Mode | None
@@ -49,10 +56,13 @@ class Slot:
 
     One call at a time: a call that would change the sequence while another runs, or while `generate` is suspended, is refused by
     name, from whatever thread it comes. Calls on other slots of the engine wait for the pass that is under way.
+
+    Args:
+        rows: Lent by the engine.
+        lookup: Prompt lookup in this slot's sequences.
     """
 
     def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: PromptLookup | None) -> None:
-        """rows: lent by the engine. lookup: prompt lookup in this slot's sequences."""
         self.engine, self.sequence, self.lookup = engine, sequence, lookup
         self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.gather)
         self.n_ctx, self.n_vocab, self.tokenizer = engine.n_ctx, engine.n_vocab, engine.tokenizer
@@ -75,6 +85,7 @@ class Slot:
 
     @property
     def n_tokens(self) -> int:
+        """Committed tokens."""
         return self.sequence.n_tokens
 
     @property
@@ -116,7 +127,11 @@ class Slot:
     # ---- prefill
 
     def check_ids(self, ids: Items[int]) -> None:
-        """Raise ConfigError when an id is outside the vocabulary."""
+        """Refuse ids outside the vocabulary.
+
+        Raises:
+            ConfigError: It names the first one.
+        """
         bad = next((i for i in ids if not 0 <= i < self.n_vocab), None)
         if bad is not None:
             raise ConfigError(f"token id {bad} is outside the vocabulary of {self.n_vocab}")
@@ -129,13 +144,21 @@ class Slot:
         take_row: Callable[[np.ndarray], None] | None = None,
         beside: Callable[[Verify], None] | None = None,
     ) -> None:
-        """Append `ids` to the committed tokens, a batch at a time (see `batches`); `progress(done, total)` in tokens.
+        """Append `ids` to the committed tokens, a batch at a time (see `batches`).
 
-        take_row gets the logits float32 [n_vocab] after every token; all of a batch are on the device at once, so give few ids.
-        With `should_stop` true between two batches it returns early: `tokens` then tells how far it came. beside, where the
-        engine takes it, gets what runs the one batch of all ids and gives it to `Engine.step`: other sequences are stepped in it.
-        Raises ContextOverflowError before any work when they do not fit, ConfigError for an id outside the vocabulary,
-        NonFiniteError where the logits are NaN: the sequence is inconsistent then.
+        Args:
+            ids: Tokens behind those that are committed.
+            progress: Called with tokens done and in all, after each batch.
+            should_stop: Asked between two batches; once it is true the call returns early, and `tokens` tells how far it came.
+            take_row: Gets the logits float32 [n_vocab] after every token; all of a batch are on the device at once, so give
+                few ids.
+            beside: Where the engine takes it, gets what runs the one batch of all ids and gives it to `Engine.step`: other
+                sequences are stepped in the same pass.
+
+        Raises:
+            ContextOverflowError: The ids do not fit; nothing was run.
+            ConfigError: An id is outside the vocabulary.
+            NonFiniteError: The logits are NaN: the sequence is inconsistent then.
         """
         with self._claim.by("prefill"):
             self._prefill(ids, progress, should_stop, take_row, beside)
@@ -237,7 +260,10 @@ class Slot:
         """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
 
         The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
-        Raises ContextOverflowError, ConfigError, NonFiniteError as prefill does, and ConfigError for no ids.
+
+        Raises:
+            ContextOverflowError, NonFiniteError: As `prefill` does.
+            ConfigError: There are no ids, or one is outside the vocabulary.
         """
         with self._claim.by("hidden_states"):
             self._usable()
@@ -348,9 +374,14 @@ class Slot:
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def completed(self, snapshot: Snapshot, known: Items[RowBlock] = ()) -> Snapshot:
-        """A snapshot with its K/V rows, so that it is good anywhere; known: those of its first tokens.
+        """A snapshot with its K/V rows, so that it is good anywhere.
 
-        Raises ConfigError where they are no longer here."""
+        Args:
+            known: The K/V rows of its first tokens, where they are in host memory already.
+
+        Raises:
+            ConfigError: The others are no longer on the device.
+        """
         with self.engine.passing:
             self._there()
             if snapshot.rows is not None:
@@ -362,7 +393,11 @@ class Slot:
             return replace(snapshot, rows=(*known, *more), types=tensors.types)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of this engine. Raises ConfigError when its K/V rows are gone or its shape differs."""
+        """Go back to a snapshot of this engine.
+
+        Raises:
+            ConfigError: Its K/V rows are gone or its shape differs.
+        """
         with self._claim.by("restore"), self.engine.passing:
             self._there()
             sequence = self.sequence
@@ -389,11 +424,21 @@ class Slot:
     def generate(
         self, sampler: Sampler, *, should_stop: Callable[[], bool] | None = None, **options: Unpack[Options]
     ) -> Generator[Step, None, None]:
-        """Decode from `logits` until `stop(token)` (None: an end-of-generation token), `max_tokens` or the context's end.
+        """Decode from `logits` until a token ends the generation, `max_tokens` are emitted or the context is full.
 
-        `should_stop` is asked between steps. However it ends, also by closing the generator, `tokens` then holds the prompt
-        and all emitted tokens but the last, which is `pending`. Raises ConfigError for options that do not fit. Until it has
-        ended or been closed, other calls that would change the state are refused.
+        However it ends, also by closing the generator, `tokens` then holds the prompt and all emitted tokens but the last, which
+        is `pending`. Until it has ended or been closed, other calls that would change the state are refused.
+
+        Args:
+            sampler: Draws the tokens.
+            should_stop: Asked between steps; true cancels the generation.
+            options: See `Options`.
+
+        Yields:
+            The steps, each with the tokens that it emitted.
+
+        Raises:
+            ConfigError: An option does not fit.
         """
         with self._claim.by("a generation"):
             sequence = self._begin(sampler, **options)
@@ -410,7 +455,11 @@ class Slot:
                 (step,) = self.engine.step([sequence])
 
     def begin(self, sampler: Sampler, *, forced: Items[int] = (), **options: Unpack[Options]) -> Sequence:
-        """Begin a generation as `generate` has it, for `first` and `Engine.step`. forced: tokens that it begins with."""
+        """Begin a generation as `generate` has it, for `first` and `Engine.step`.
+
+        Args:
+            forced: Tokens that it begins with.
+        """
         with self._claim.by("begin"):
             sequence = self._begin(sampler, **options)
             sequence.forced = list(forced)
@@ -422,7 +471,11 @@ class Slot:
             return self._guarded(partial(self.engine.stepper.first, self.sequence))
 
     def resume(self, sequence: Sequence) -> None:
-        """Go on here with a preempted sequence, once a snapshot of it is restored. Raises ConfigError where tokens differ."""
+        """Go on here with a preempted sequence, once a snapshot of it is restored.
+
+        Raises:
+            ConfigError: The slot holds other tokens than the sequence.
+        """
         with self._claim.by("resume"):
             self._usable()
             here = self.sequence
@@ -477,7 +530,12 @@ class Slot:
     # ---- for the engine
 
     def prepare(self) -> None:
-        """Have cache rows for a step. Raises NoRoomError, or DeviceError where a pass was broken off."""
+        """Have cache rows for a step.
+
+        Raises:
+            NoRoomError: There are not as many.
+            DeviceError: A pass was broken off.
+        """
         self._usable()
         self.kv.need(self.n_tokens + 1)
 
