@@ -17,11 +17,15 @@ from .tree import Tree
 
 @dataclass(slots=True)
 class Accepted:
-    """path: visited nodes, root first: exactly what is committed. tokens: what is emitted, in order.
+    """The outcome of a walk: the visited path and the tokens that it emits.
 
-    tokens holds the tokens of path[1:] and then one more, the bonus: emitted now, and root of the next tree.
-    stopped: the bonus is a token at which `stop` ended the walk. last: the node that would have come next, if such a bonus
-    was drafted.
+    `tokens` has those of path[1:] and one more, the bonus token: emitted now, root of the next tree.
+
+    Attributes:
+        path: Visited nodes, root first: exactly what is committed.
+        tokens: What is emitted, in order.
+        stopped: The bonus is a token at which `stop` ended the walk.
+        last: The node that would have come next, if such a bonus was drafted.
     """
 
     path: tuple[int, ...]
@@ -64,9 +68,15 @@ def walk(tree: Tree, choose: Callable[[int], int], stop: Callable[[int], bool] |
 
 
 def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | None = None) -> Accepted:
-    """The walk at temperature 0; argmax: int32 [>= width], the target's best token after each node.
+    """The walk at temperature 0.
 
-    Raises ValueError if argmax is shorter than the tree is wide.
+    Args:
+        tree: The drafted tree.
+        argmax: int32 [>= width], the target's best token after each node.
+        stop: Ends the walk at a token.
+
+    Raises:
+        ValueError: argmax is shorter than the tree is wide.
     """
     if len(argmax) < tree.width:
         raise ValueError(f"argmax has {len(argmax)} entries for a tree of width {tree.width}")

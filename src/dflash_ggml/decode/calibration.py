@@ -26,10 +26,13 @@ _POINTERS = [ffi.typeof(f"{name} *[]") for name in ("int32_t", "int32_t", "float
 
 
 class Calibration:
-    """Hit counts of one draft on one target."""
+    """Hit counts of one draft on one target.
+
+    Args:
+        prior: Statistics of other sequences; it learns too.
+    """
 
     def __init__(self, prior: Calibration | None = None) -> None:
-        """`prior`: statistics of other sequences; it learns too."""
         self._prior = prior
         self._native = ffi.new(_CALIBRATION)
         lib.calibration_init(self._native, NONE if prior is None else prior._native)

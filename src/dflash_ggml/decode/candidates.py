@@ -51,7 +51,17 @@ class Rows:
     root = (0, 0)
 
     def __init__(self, ids: ArrayLike, log_probs: ArrayLike, pairs: ArrayLike | None = None) -> None:
-        """Raises ValueError if shapes differ or rows do not fall; NonFiniteDraft, one of them, if values are NaN or above 0."""
+        """Check a block of candidates and hand it to C.
+
+        Args:
+            ids: int32 [L, K], the K candidates of each of L depths, best first.
+            log_probs: float32 [L, K], their log-probabilities, falling along each row.
+            pairs: Pair scores, if the draft has them (see the class).
+
+        Raises:
+            NonFiniteDraft: Log-probabilities are NaN or above 0.
+            ValueError: Shapes differ, or rows do not fall.
+        """
         self.ids = ids = np.ascontiguousarray(ids, np.int32)
         self.log_probs = log_probs = np.ascontiguousarray(log_probs, np.float32)
         if ids.ndim != 2 or ids.shape != log_probs.shape or (ids.shape[0] and not ids.shape[1]):
@@ -85,6 +95,7 @@ class Rows:
         return len(self.ids)
 
     def expand(self, cursor: tuple[int, int]) -> Children:
+        """The candidates of the next depth, with pair scores added where there are any."""
         depth, index = cursor
         n_depths, n_ranks = self.ids.shape
         if depth == n_depths:
@@ -129,6 +140,7 @@ class Several:
 
     @property
     def root(self) -> Hashable:
+        """The root's cursor in each draft."""
         return tuple(draft.root for draft in self.drafts)
 
     def expand(self, cursor: tuple[Any, ...]) -> Children:

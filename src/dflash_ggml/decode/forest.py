@@ -12,19 +12,22 @@ from .tree import Tree, verify_width
 
 
 class Forest:
-    """A tree for each sequence.
+    """A tree for each sequence, their columns concatenated in one pass.
+
+    Args:
+        columns: Width of the pass; None: the fewest columns that there are graphs of.
 
     Attributes:
         firsts: Column of each root.
         widths: Columns of each tree.
-        used: Columns of all trees; width: of the pass.
+        used: Columns of all trees.
+        width: Columns of the pass.
         blocks: Each sequence with its tree and its columns.
     """
 
     __slots__ = ("_arrays", "blocks", "firsts", "sequences", "trees", "used", "width", "widths")
 
     def __init__(self, sequences: Items[Sequence], trees: Items[Tree], columns: int | None = None) -> None:
-        """columns: of the pass; None: the fewest that there are graphs of."""
         self.sequences, self.trees = tuple(sequences), tuple(trees)
         self.used = 0
         self.widths: list[int] = []  # list[int]() would take longer than all of this with one tree

@@ -16,10 +16,13 @@ _GLANCE = ffi.typeof("struct glance *")
 
 
 class Glance:
-    """The last votes, until the next pending token tells whether they were right."""
+    """The last votes, until the next pending token tells whether they were right.
+
+    Args:
+        most: Matches that are examined, the longest first.
+    """
 
     def __init__(self, most: int) -> None:
-        """`most`: matches that are examined, the longest first."""
         self._most, self._native = most, ffi.new(_GLANCE)
 
     def forget(self) -> None:

@@ -13,7 +13,9 @@ _TAIL = 256  # tokens before the new ones that are compared with what was taken 
 class History:
     """Ids of a sequence that mostly grows, and their counts.
 
-    n_vocab: ids lie below it. counted: keep `counts` too.
+    Args:
+        n_vocab: Ids lie below it.
+        counted: Keep `counts` too.
     """
 
     def __init__(self, n_vocab: int, counted: bool) -> None:

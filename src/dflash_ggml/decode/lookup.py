@@ -34,10 +34,12 @@ class LookupRates:
     logits, follows that.
 
     rates[cell] is the rate of a cell now.
+
+    Args:
+        prior: Rates of other sequences; it learns too.
     """
 
     def __init__(self, prior: LookupRates | None = None) -> None:
-        """`prior`: rates of other sequences; it learns too."""
         self._prior = prior
         self.native = ffi.new(_RATES)
         lib.lookup_rates_init(self.native, NONE if prior is None else prior.native)
@@ -86,8 +88,11 @@ def checked(done: int) -> None:
 class Evidence:
     """The sources of a merged tree's probabilities, per node.
 
-    cells: int32 [n], of `LookupRates`, -1 for a node of the draft alone. rests: float64 [n], the probability that votes leave to
-    the draft's other children of a node, 0 without votes or without such a child. trust: the factor on it.
+    Attributes:
+        cells: int32 [n], of `LookupRates`, -1 for a node of the draft alone.
+        rests: float64 [n], the probability that votes leave to the draft's other children of a node, 0 without votes
+            or without such a child.
+        trust: The factor on it.
     """
 
     cells: NDArray[np.int32]
@@ -96,13 +101,18 @@ class Evidence:
 
 
 class LookupCandidates:
-    """The tokens that followed each match. A cursor is (depth, bit mask of the matches that contain the whole path)."""
+    """The tokens that followed each match. A cursor is (depth, bit mask of the matches that contain the whole path).
+
+    Args:
+        windows: Ids behind each match.
+        lengths: Length of each match in tokens.
+        depth: Length of the longest path.
+
+    Raises:
+        ValueError: As `of` does.
+    """
 
     def __init__(self, windows: Sequence[Sequence[int]], lengths: Sequence[int], depth: int) -> None:
-        """windows: ids behind each match; lengths: of the matches, in tokens; depth: of the longest path.
-
-        Raises ValueError as `of` does.
-        """
         block, ends = np.zeros((len(windows), max(depth, 0)), np.int32), []
         for row, window in zip(block, windows):
             window = window[: len(row)]
@@ -114,9 +124,15 @@ class LookupCandidates:
     def of(
         cls, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]
     ) -> LookupCandidates:
-        """Of int32 arrays: windows [matches, depth], of which the first ends[i] ids of row i are valid; lengths [matches].
+        """Candidates from int32 arrays.
 
-        Raises ValueError for more than MOST_MATCHES matches, shapes that differ, negative lengths, or ends beyond depth.
+        Args:
+            windows: [matches, depth], ids behind each match; of row i the first ends[i] are valid.
+            lengths: [matches], tokens of each match.
+            ends: [matches].
+
+        Raises:
+            ValueError: More than MOST_MATCHES matches, shapes that differ, negative lengths, or ends beyond depth.
         """
         self = cls.__new__(cls)
         self._take(windows, ends, lengths)
@@ -155,8 +171,12 @@ class LookupCandidates:
         return [(vote.token, vote.cell, (depth + 1, vote.matches)) for vote in votes[0:n]]
 
     def gains(self, rates: LookupRates, budget: int) -> list[float]:
-        """Expected tokens of a step by the number of nodes of a tree of prompt lookup alone, 1 for none, up to `budget`: what
-        growing it would give, in less time. Raises ValueError if budget < 0."""
+        """Expected tokens of a step by the number of nodes of a tree of prompt lookup alone, 1 for none, up to `budget`:
+        what growing it would give, in less time.
+
+        Raises:
+            ValueError: budget < 0.
+        """
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
         budget = min(

@@ -28,7 +28,8 @@ Windows = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 class NgramIndex:
     """A token sequence that grows and may be truncated, with its index. Position p lies before token p.
 
-    native: the struct for the functions in C.
+    Attributes:
+        native: The struct for the functions in C.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,11 @@ class NgramIndex:
         return sum(array.nbytes for array in self._held[1:])
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Append tokens. Raises OverflowError for ids that are not int32."""
+        """Append tokens.
+
+        Raises:
+            OverflowError: For ids that are not int32.
+        """
         if len(ids) == 1 and not lib.ngram_index_add(self.native, ids[0]):
             return  # the common case, without an array
         new = ffi.new("int32_t[]", ids if isinstance(ids, (list, tuple)) else list(ids))
@@ -106,10 +111,14 @@ class NgramIndex:
 
 
 class Continuations:
-    """Finds what followed earlier occurrences of the end of a sequence; buffers are reused."""
+    """Finds what followed earlier occurrences of the end of a sequence; buffers are reused.
+
+    Args:
+        most: Matches that are followed, the longest first.
+        depth: Tokens behind each.
+    """
 
     def __init__(self, most: int, depth: int) -> None:
-        """`most`: matches that are followed, the longest first; `depth`: tokens behind each."""
         self._most, self._depth = min(most, 2 * _HOPS), depth
         self._windows = np.zeros((self._most, depth), np.int32)
         self._ends, self._matched = np.zeros(self._most, np.int32), np.zeros(self._most, np.int32)

@@ -39,7 +39,12 @@ Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row
 
 @dataclass(frozen=True)
 class Watch:
-    """The input of a reduction, set before the pass. temperature: > 0. ids: watched tokens, rising, at most 128."""
+    """The input of a reduction, set before the pass.
+
+    Attributes:
+        temperature: That of the sampler, above 0.
+        ids: Watched tokens, rising, at most 128.
+    """
 
     temperature: float
     ids: NDArray[np.int64]
@@ -52,11 +57,14 @@ class Watch:
 
 @dataclass(slots=True)
 class Reduced:
-    """One row of n_vocab logits.
+    """One row of n_vocab logits, reduced to what sampling looks at.
 
-    ids int64 and logits float32 [k]: the largest, falling, of equals the lower id first. log_sum: log of the sum of exp over the
-    row. watched: logits float32 of `watch.ids`. masses float32: per block of 512 ids the sum of
-    exp((logit - largest) / temperature).
+    Attributes:
+        ids: int64 [k], the tokens of the largest logits, falling; of equals the lower id first.
+        logits: float32 [k], their logits.
+        log_sum: Logarithm of the sum of exp over the row.
+        watched: float32, logits of `watch.ids`.
+        masses: float32, per block of 512 ids the sum of exp((logit - largest) / temperature).
     """
 
     ids: NDArray[np.int64]
@@ -72,7 +80,7 @@ class ReducedRows:
     """The reductions of all columns of a pass, as they come from the device."""
 
     def __init__(self, array: NDArray[np.float32], watch: Watch, n_vocab: int) -> None:
-        """array [columns, 3 k + 128 + blocks]: per column ids | log-probabilities | logits | watched logits | masses."""
+        """array: float32 [columns, 3 k + 128 + blocks], per column ids | log-probabilities | logits | watched logits | masses."""
         self.array, self.watch, self.n_vocab = array, watch, n_vocab
 
     def without_numbers(self, n: int) -> list[int]:
@@ -96,7 +104,8 @@ class ReducedRows:
 def watch(sampler: Sampler, history: Sequence[int], nodes: ArrayLike = ()) -> Watch | None:
     """What the next pass should reduce rows with; None if this sampler needs whole rows, or none.
 
-    nodes: tokens that may follow within that pass, and so may come under a penalty.
+    Args:
+        nodes: Tokens that may follow within that pass, and so may come under a penalty.
     """
     if sampler.needs_rows or sampler.greedy:
         return None

@@ -47,8 +47,13 @@ class Mask(Protocol):
 class Sampler:
     """Draws tokens for one sequence; holds the random generator and mirostat's running state.
 
-    Call `sample` once per emitted token, in order. n_exempt: length of a prefix, such as the
-    prompt, that no penalty counts. Raises ConfigError on bad options or a logit bias for an id outside the vocabulary.
+    Call `sample` once per emitted token, in order.
+
+    Args:
+        n_exempt: Length of a prefix, such as the prompt, that no penalty counts.
+
+    Raises:
+        ConfigError: On bad options or a logit bias for an id outside the vocabulary.
     """
 
     def __init__(
@@ -110,11 +115,17 @@ class Sampler:
         return self.penalises and not self._whole and not len(self._bias) and self.only_lowers
 
     def sample(self, row: NDArray[np.float32], history: Sequence[int] = ()) -> int:
-        """The next token. row: float32 [V], left unchanged; history: ids of the whole sequence before this token.
+        """The next token.
 
         A list that grew since the last call costs only its new tokens, any other history a pass over all of it.
-        Raises ValueError on a row of the wrong shape, DflashError on NaN, +inf or nothing but -inf in the
-        logits.
+
+        Args:
+            row: float32 [V], left unchanged.
+            history: Ids of the whole sequence before this token.
+
+        Raises:
+            ValueError: On a row of the wrong shape.
+            DflashError: On NaN, +inf or nothing but -inf in the logits.
         """
         scores, top = self._scores(row, history)
         if self.params.temperature == 0:
@@ -209,7 +220,11 @@ class Sampler:
         return history[max(len(history) - n, self._n_exempt) :]
 
     def changed(self, seen: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Ids whose logits bias or penalties change, rising; seen: those under a penalty."""
+        """Ids whose logits bias or penalties change, rising.
+
+        Args:
+            seen: Those under a penalty.
+        """
         if not len(self._bias_ids):
             return seen if not self._counted else np.sort(seen)
         return np.unique(np.concatenate((self._bias_ids, seen)))
@@ -316,7 +331,11 @@ def largest(values: NDArray[np.floating], k: int) -> NDArray[np.int64]:
 
 
 def log_softmax(row: ArrayLike) -> NDArray[np.float32]:
-    """Log-probabilities of a row of logits, float32 [V]. Raises DflashError where Sampler.sample does."""
+    """Log-probabilities of a row of logits, float32 [V].
+
+    Raises:
+        DflashError: Under the conditions of `Sampler.sample`.
+    """
     row = np.asarray(row, np.float32)
     top = row.max()
     if not math.isfinite(top):

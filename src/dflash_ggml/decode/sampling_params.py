@@ -30,7 +30,11 @@ def seed_number(text: str) -> int | None:
 
 
 def token_bias(text: str) -> dict[int, float]:
-    """`ID+BIAS` or `ID-BIAS`, several with commas between, or `none`. Raises ValueError for anything else."""
+    """`ID+BIAS` or `ID-BIAS`, several with commas between, or `none`.
+
+    Raises:
+        ValueError: For anything else.
+    """
     pairs = [re.fullmatch(r"(\d+)([+-][^+-].*)", part.strip()) for part in text.split(",") if text != "none"]
     if not all(pairs):
         raise ValueError(f"{text!r} is not ID+BIAS or ID-BIAS")
@@ -97,7 +101,11 @@ class SamplingParams:
     mirostat_eta: float = _option(0.1, "--mirostat-lr", help="mirostat's learning rate")
 
     def validate(self) -> None:
-        """Raises ConfigError naming the field whose value cannot be honoured."""
+        """Refuse values that cannot be honoured.
+
+        Raises:
+            ConfigError: A field is wrong; it names it.
+        """
         for name in ("temperature", "presence_penalty", "frequency_penalty", "mirostat_tau", "mirostat_eta"):
             require(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
         for name in ("top_p", "min_p", "typical_p"):
@@ -114,6 +122,10 @@ OPTIONS: Mapping[str, Option] = {f.name: f.metadata["option"] for f in fields(Sa
 
 
 def require(condition: bool, name: str, value: object, wanted: str) -> None:
-    """Raises ConfigError naming the option, unless the condition holds."""
+    """Refuse an option's value unless the condition holds.
+
+    Raises:
+        ConfigError: It names the option.
+    """
     if not condition:
         raise ConfigError(f"{name} must be {wanted}, got {value}")

@@ -1,7 +1,7 @@
 """One heap over the candidates of several trees, each cut from its front.
 
-An entry that is worth more than one before it lifts that one: what stands together is taken by its mean, so that any number of
-entries has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
+An entry that is worth more than one before it lifts that one: entries that are joined so count by their mean. Any number of
+entries then has as large a sum as lists that must be taken from the front allow, but for those cut within such a run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ def shares(
 ) -> list[int]:
     """How many entries of each list are taken, from its front: so many as are worth most per millisecond.
 
-    gains: what each entry is worth, list after list, of these widths. counts: entries that are in anyhow. room: entries beside
-    those. ends: numbers of entries beside those that fill a pass, rising; ms: what a step with so many takes. flat: an end that
-    saves less than this share of the time of a wider one is left out. Raises ValueError for numbers outside of their ranges.
+    Args:
+        gains: What each entry is worth, list after list, of these widths.
+        counts: Entries that are in anyhow.
+        room: Entries beside those.
+        ends: Numbers of entries beside those that fill a pass, rising.
+        ms: What a step with so many takes.
+        flat: An end that saves less than this share of the time of a wider one is left out.
+
+    Raises:
+        ValueError: For numbers outside of their ranges.
     """
     n, firsts = len(widths), [0, *accumulate(widths)]
     if not n or len(counts) != n or not ends or len(ms) != len(ends) or len(gains) != firsts[-1]:

@@ -38,6 +38,7 @@ def make_ffi() -> cffi.FFI:
 
 
 def main() -> None:
+    """Write the C source of the binding to the path that is the one argument."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     make_ffi().emit_c_code(str(parser.parse_args().output))
