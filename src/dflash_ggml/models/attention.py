@@ -29,11 +29,21 @@ def attention(
     eps: float,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n]. name: of the layer's tensors,
-    up to `attn_`.
+    """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n].
 
-    With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or element.
-    `sinks` [heads] take part in the softmax of each head, and nothing more. scale: of scores, 1 / sqrt(head_dim) unless given.
+    With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or
+    element. `sinks` [heads] take part in the softmax of each head, and nothing more.
+
+    Args:
+        name: Start of the layer's tensor names, up to `attn_`.
+        y: The normed input.
+        columns: What the columns are and see.
+        cache: This layer's keys and values.
+        rope: Rotation of queries and keys.
+        heads, kv_heads: Of queries, and of keys and values.
+        head_dim: Elements of a head.
+        eps: That of the norms of queries and keys, where the layer has them.
+        scale: Scale of the scores, 1 / sqrt(head_dim) unless given.
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w

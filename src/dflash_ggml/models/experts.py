@@ -28,12 +28,18 @@ _EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:we
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Sizes of a layer and how its router picks. Scores are the softmax over all experts, the sigmoid of each, or the softmax
-    over those chosen.
+    """Sizes of a layer's experts and how its router picks them.
 
-    n_ff_shared: width of the shared expert, 0 without one. gated_shared: a sigmoid of its own weights it. biased: a bias per
-    expert is added to the scores for picking, not for weighting. normalised: weights of the experts used sum to one. scale: of
-    the weights after that. limit: of what enters a clamped SwiGLU, 0 for a plain one. gelu: their activation, instead of SiLU.
+    Scores are the softmax over all experts, the sigmoid of each, or the softmax over those chosen.
+
+    Attributes:
+        n_ff_shared: Width of the shared expert, 0 without one.
+        gated_shared: A sigmoid of its own weights it.
+        biased: A bias per expert is added to the scores for picking, not for weighting.
+        normalised: Weights of the experts used sum to one.
+        scale: What weights are multiplied with after that.
+        limit: Bound of what enters a clamped SwiGLU, 0 for a plain one.
+        gelu: Their activation is GELU, not SiLU.
     """
 
     n_embd: int
@@ -50,7 +56,11 @@ class Experts:
     gelu: bool = False
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
-        """Name within the block -> shape of every tensor. joined: gate and up of an expert are one matrix, gate rows first."""
+        """Name within the block -> shape of every tensor.
+
+        Args:
+            joined: Gate and up of an expert are one matrix, gate rows first.
+        """
         d, e, f, s = self.n_embd, self.n_experts, self.n_ff, self.n_ff_shared
         shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (d, e)}
         if self.biased:
@@ -77,6 +87,7 @@ class Experts:
     @property
     def per_column(self) -> int:
         # gate, up and their product, or that and what comes out
+        """About how many numbers of scratch memory a column takes."""
         routed = self.n_used * max(3 * self.n_ff, self.n_ff + self.n_embd)
         if self.limit:  # such experts have biases
             routed += self.n_used * max(2 * self.n_ff, self.n_embd)
@@ -84,6 +95,7 @@ class Experts:
 
     @property
     def nodes(self) -> int:
+        """At most how many nodes of a graph it takes."""
         return 48 + 2 * self.n_used
 
 

@@ -13,7 +13,11 @@ class FeedForward(Protocol):
     """A kind of feed-forward layer with its sizes. D = embedding length, n = columns."""
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
-        """Name within the block -> shape of every tensor. joined: gate and up are one matrix, where the kind allows that."""
+        """Name within the block -> shape of every tensor.
+
+        Args:
+            joined: Gate and up are one matrix, where the kind allows that.
+        """
 
     def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
         """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]."""

@@ -24,7 +24,9 @@ _SCALED_BY_WIDTH = 62  # layers of the 27B, the only size whose scores are scale
 class Gemma3(Qwen3):
     """Sizes of the model.
 
-    stretch: of layers that see everything. theta_window: base of those with a window.
+    Attributes:
+        stretch: How far positions are stretched in layers that see everything.
+        theta_window: Base of the rotation in layers with a window.
     """
 
     normed_behind: ClassVar[bool] = True
@@ -47,14 +49,17 @@ class Gemma3(Qwen3):
 
     @property
     def ffn(self) -> Dense:
+        """The feed-forward layer, with GELU."""
         return Dense(self.n_embd, self.n_ff, gelu=True)
 
     @property
     def embedding_scale(self) -> float:
+        """The root of the width, which embeddings are multiplied with."""
         return self.n_embd**0.5
 
     @property
     def attention_scale(self) -> float | None:
+        """The 27B's scale of scores, None for the usual one."""
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
 
     def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:

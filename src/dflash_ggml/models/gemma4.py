@@ -43,12 +43,19 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4(Target):
-    """Sizes of the model. Per layer: n_ff, heads, kv_heads, windows (see `windows`), valued (it has a matrix of values, else they
-    are the keys), scaled (its output is), mixed (experts beside its feed-forward layer), fused_experts (their gate and up are one
-    matrix).
+    """Sizes of the model; tuples are per layer.
 
-    n_own: layers from the first on that have keys and values; the others see those of the last of their kind. n_per_layer: P, 0
-    without. softcap: what logits bend towards, 0 for none.
+    Attributes:
+        n_ff: Width of the feed-forward layer.
+        heads, kv_heads: Heads of queries, and of keys and values.
+        windows: See `reading.windows`.
+        valued: Whether it has a matrix of values; else its keys are the values.
+        scaled: Whether its output is scaled.
+        mixed: Whether it has experts beside its feed-forward layer.
+        fused_experts: Whether their gate and up are one matrix.
+        n_own: Layers from the first on that have keys and values; the others see those of the last of their kind.
+        n_per_layer: P, 0 without.
+        softcap: Bound that logits approach, 0 for none.
     """
 
     n_layers: int
@@ -89,7 +96,11 @@ class Gemma4(Target):
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Gemma4:
-        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        """Read and check keys and tensors.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+        """
         keys = Keys(file)
         n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
         heads = keys.counts("attention.head_count", n, MAX_HEADS)

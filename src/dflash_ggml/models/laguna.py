@@ -25,8 +25,13 @@ _PERIOD = 4  # of the layers that see everything, where a file does not list the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laguna(Qwen3):
-    """Sizes of the model. heads, gates: per layer query heads (`n_heads`: the most) and the width of its output gate. The first
-    `n_dense` layers have one feed-forward layer, `n_ff` wide, the others experts. rope_near: of layers with a window."""
+    """Sizes of the model. The first `n_dense` layers have one feed-forward layer, `n_ff` wide, the others experts.
+
+    Attributes:
+        heads: Query heads per layer (`n_heads`: the most).
+        gates: Width of the output gate per layer.
+        rope_full, rope_near: Rotation in layers that see everything, and in those with a window.
+    """
 
     heads: tuple[int, ...]
     gates: tuple[int, ...]
@@ -36,7 +41,11 @@ class Laguna(Qwen3):
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Laguna:
-        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        """Read and check keys and tensors.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+        """
         keys = Keys(file)
         n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
         heads = keys.counts("attention.head_count", n, MAX_HEADS)

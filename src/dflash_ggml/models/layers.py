@@ -23,10 +23,13 @@ APPENDED = 512  # columns of a batch that the draft takes in at a time
 
 
 class Columns:
-    """The inputs of a batch: what each column is, where it lies, and what it sees."""
+    """The inputs of a batch: what each column is, where it lies, and what it sees.
+
+    Args:
+        name: What the inputs' names begin with.
+    """
 
     def __init__(self, g: Graph, batch: Batch, name: str = "") -> None:
-        """name: what the inputs' names begin with."""
         self.batch, self.n, self.n_kv = batch, batch.columns, batch.n_kv
         self.is_tree = batch.mask is not None or batch.is_forest
         parts = packed(g, f"{name}ints", *[self.n] * 4, *(() if self.is_tree else (self.n, 2 * self.n)))
@@ -78,8 +81,17 @@ class Columns:
     def attend(
         self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attention of q [d, n, heads] over the rows that each column sees, keys and values [d, n_kv, kv_heads] ->
-        [d, heads, n]. sinks: see Graph.attention."""
+        """Attention over the rows that each column sees.
+
+        Args:
+            q: [d, n, heads].
+            keys, values: [d, n_kv, kv_heads].
+            scale: Scale of the scores.
+            sinks: See `Graph.attention`.
+
+        Returns:
+            [d, heads, n].
+        """
         if (
             self._mask is None and sinks is not None
         ):  # attention over ranges has none: one mask for all layers
@@ -90,10 +102,13 @@ class Columns:
 
 
 class Joined(Columns):
-    """The columns of a forest and of a linear batch behind it, in one pass: one input of all matmuls."""
+    """The columns of a forest and of a linear batch behind it, in one pass: one input of all matmuls.
+
+    Args:
+        batch: The linear batch, with the forest as its `beside`.
+    """
 
     def __init__(self, g: Graph, batch: Batch) -> None:
-        """batch: the linear one, with the forest `beside`."""
         assert batch.beside is not None
         self.batch, self.n, self.n_kv = batch, batch.beside.columns + batch.columns, batch.n_kv
         linear = replace(batch, beside=None)
@@ -103,9 +118,11 @@ class Joined(Columns):
 
     @property
     def parts(self) -> Sequence[Columns]:
+        """The forest's columns and the linear ones."""
         return self._parts
 
     def cut(self, g: Graph, x: Tensor) -> list[Tensor]:
+        """The columns of x [d, n] by part."""
         forest, linear = (part.n for part in self._parts)
         apart = (x.nb[1],)
         return [
@@ -114,11 +131,13 @@ class Joined(Columns):
         ]
 
     def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
+        """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""
         return g.concat(parts[0], parts[1], 2)
 
     def attend(
         self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
     ) -> Tensor:
+        """See `Columns.attend`; each part sees its own rows."""
         found, first = [], 0
         for part in self._parts:
             own = g.view(q, (q.ne[0], part.n, q.ne[2]), (q.nb[1], q.nb[2]), first * q.nb[1])
@@ -218,7 +237,11 @@ def geglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One feed-forward layer, `n_ff` wide, that every token goes through whole. gelu: its activation, instead of SiLU."""
+    """One feed-forward layer, `n_ff` wide, that every token goes through whole.
+
+    Attributes:
+        gelu: Its activation is GELU, not SiLU.
+    """
 
     n_embd: int
     n_ff: int
@@ -235,10 +258,12 @@ class Dense:
 
     @property
     def per_column(self) -> int:
+        """About how many numbers of scratch memory a column takes."""
         return 3 * self.n_ff
 
     @property
     def nodes(self) -> int:
+        """At most how many nodes of a graph it takes."""
         return 8
 
 
@@ -259,7 +284,8 @@ def gated_attention(
 ) -> Tensor:
     """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
 
-    cache: this layer's keys and values, to which the columns' rows are written first.
+    Args:
+        cache: This layer's keys and values, to which the columns' rows are written first.
     """
     d, n = head_dim, columns.n
     # right after the norm of their input
@@ -290,9 +316,19 @@ def gated_delta_net(
 ) -> Tensor:
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
 
-    Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced.
-    matrices: names of those that give q|k|v, the gate, the decay and the write strength. Value head h reads key head h % h_k;
-    grouped: in the gate and in the output matrix those of a key head are adjacent.
+    Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced. Value head h
+    reads key head h % h_k.
+
+    Args:
+        name: Start of the layer's tensor names.
+        y: The normed input.
+        columns: What the columns are.
+        state: The states of all sequences.
+        layer: Number of the layer.
+        shape: Sizes of its state.
+        eps: That of its norms.
+        matrices: Names of those that give q|k|v, the gate, the decay and the write strength.
+        grouped: Rows of a key head are adjacent in the gate and in the output matrix.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     qkv, z, alpha, beta = matmuls(g, w, [name + x for x in matrices], y)
@@ -352,9 +388,18 @@ def declare_outputs(
     batch: Batch,
     softcap: float = 0.0,
 ) -> None:
-    """Declare what the batch asks of the residual columns x [D, n]: hidden, after the norm; else logits [n_vocab, n], or of the
-    last column alone, and choice, their argmax; with a reduction also reduced [3 k + watched + blocks, n]. softcap: what logits
-    bend towards (see `Graph.softcap`), 0 for none."""
+    """Declare what the batch asks of the residual columns.
+
+    The outputs are `hidden` [D, n], after the norm; else `logits` [n_vocab, n], or of the last column alone, and `choice`,
+    their argmax; with a reduction also `reduced` [3 k + watched + blocks, n].
+
+    Args:
+        head_name: Name of the output matrix.
+        x: [D, n].
+        eps: That of the output norm.
+        batch: The pass.
+        softcap: Bound that logits approach (see `Graph.softcap`), 0 for none.
+    """
     if batch.outputs == "hidden":
         g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
         return

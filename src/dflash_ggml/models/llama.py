@@ -22,7 +22,8 @@ FACTORS = "rope_freqs.weight"  # what Llama 3.1 and later divide the angles of p
 class Llama(Qwen3):
     """Sizes of the model.
 
-    factors: the file has a divisor for each pair of a head.
+    Attributes:
+        factors: The file has a divisor for each pair of a head.
     """
 
     normed: ClassVar[bool] = False

@@ -1,4 +1,8 @@
-"""A target's prediction head (`nextn`): an attention block behind the trunk, whose input joins a token to a hidden state."""
+"""The head for multi-token prediction (`nextn`) of a target's file: its sizes, its tensors, and how they are read and checked.
+
+It is an attention block behind the trunk, whose input joins the embedding of a token with the hidden state before it.
+Graphs of it are a draft's (`drafts/mtp`).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,15 @@ from .tensors import attention_tensors
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Sizes of the head's block, which are those of the trunk's attention layers, and which optional tensors it has.
+    """Sizes of the head's block, equal to those of the trunk's attention layers, and which optional tensors it has.
 
-    joined: gate and up of its feed-forward layer are one matrix.
+    Attributes:
+        block: Its number in the file, that of the first block behind the trunk.
+        ffn: Its feed-forward layer.
+        n_rot: Rotated leading dimensions of a head.
+        joined: Gate and up of its feed-forward layer are one matrix.
+        optional: Tensors it has of NORM, EMBEDDING and HEAD; the target's stand in for the others.
+        scales: Its `.scale` tensors, beside matrices.
     """
 
     block: int  # its number in the file
@@ -38,11 +48,11 @@ class Head:
         return f"blk.{self.block}."
 
     def own(self, name: str, shared: str) -> str:
-        """The name of an optional tensor of the head, or of the target's that stands in for it."""
+        """The name of an optional tensor of the head, or `shared`, that of the target's tensor which stands in for it."""
         return self.prefix + name if name in self.optional else shared
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape (ggml order) of every tensor of its own."""
+        """Name -> shape (ggml order) of every tensor of the head's own."""
         d = self.n_embd
         shapes: dict[str, tuple[int, ...]] = {
             "attn_norm.weight": (d,),
@@ -66,9 +76,17 @@ EMBEDDING, HEAD = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
 
 def read_head(file: GGUFFile, head: Head) -> Head | None:
-    """`head`, the sizes of a trunk's attention layers, with what optional tensors the head of an open file has.
+    """The head of an open file.
 
-    None if the file has none, or several, one for each further token. Raises ModelFileError that names the tensor at fault.
+    Args:
+        file: The target's open file.
+        head: The sizes of the trunk's attention layers, without optional tensors.
+
+    Returns:
+        `head` with the optional tensors that the file has; None if it has no head, or several (one for each further token).
+
+    Raises:
+        ModelFileError: A tensor is missing, or of another shape or type; it names it.
     """
     if file.get(f"{file.arch}.nextn_predict_layers", int) != 1:
         return None

@@ -61,7 +61,11 @@ class Qwen3(Target):
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Qwen3:
-        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        """Read and check keys and tensors.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+        """
         keys = Keys(file)
         n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
         n_heads = keys.one("attention.head_count", MAX_HEADS, n=n)

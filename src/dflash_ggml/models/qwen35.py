@@ -92,7 +92,11 @@ class Qwen35(Target):
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Qwen35:
-        """Read and check keys and tensors. Raises `ModelFileError` that names the key or tensor at fault."""
+        """Read and check keys and tensors.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+        """
 
         keys = Keys(file)
         count, number = keys.count, keys.number

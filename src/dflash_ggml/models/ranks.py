@@ -1,7 +1,7 @@
 """Halves of every layer on two devices: which part of a tensor of the file each rank has.
 
 A matrix in front of the heads, or of a feed-forward layer's width, gives its rows; one behind them its columns, so that the
-product of a rank is one part of a sum (`TargetState.summed`). What is small, and the embedding, both have; the output matrix is
+matmul of a rank gives one part of a sum (`TargetState.summed`). What is small, and the embedding, both have; the output matrix is
 the first's.
 """
 
@@ -46,8 +46,11 @@ def is_of_all(name: str) -> bool:
 
 
 def part_of(name: str, s: Source, cut: Cut, rank: int, n_ranks: int) -> Source:
-    """The part of a file's tensor that a rank has; its bytes may lie apart. Raises ConfigError where blocks of weights would be
-    divided."""
+    """The part of a file's tensor that a rank has; its bytes may lie apart.
+
+    Raises:
+        ConfigError: Blocks of weights would be divided.
+    """
     shape = list(s.shape)
     unit = cut.pieces * n_ranks
     block = lib.ggml_blck_size(s.type) if cut.dim == 0 else 1

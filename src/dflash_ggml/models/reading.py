@@ -20,6 +20,7 @@ class Keys:
         self.file, self.arch = file, file.arch
 
     def has(self, key: str) -> bool:
+        """Whether the file has a key of this architecture."""
         return f"{self.arch}.{key}" in self.file.metadata
 
     def count(self, key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None) -> int:
@@ -80,9 +81,12 @@ class Keys:
 
 
 def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[int | None, ...]:
-    """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of those that
-    have not, `period` where the file does not say (0: all have it). last: of a period the last layer sees everything, not the
-    first."""
+    """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of
+    those that have not, `period` where the file does not say (0: all have it).
+
+    Args:
+        last: Of a period the last layer sees everything, not the first.
+    """
     window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
     if not window:
         return (None,) * n
@@ -119,8 +123,15 @@ def settle_scales(file: GGUFFile) -> None:
 
 
 def split_qkv(file: GGUFFile, heads: Sequence[int], n_kv_heads: int, head_dim: int) -> None:
-    """Let the matrices of queries, keys and values be known by their own names where a file has them as one, `attn_qkv`, rows in
-    that order. heads: of queries, per layer. Raises ModelFileError for one of another shape."""
+    """Let the matrices of queries, keys and values be known by their own names where a file has them as one, `attn_qkv`,
+    rows in that order.
+
+    Args:
+        heads: Of queries, per layer.
+
+    Raises:
+        ModelFileError: For one of another shape.
+    """
     for i, n in enumerate(heads):
         whole, *parts = (f"blk.{i}.attn_{x}." for x in ("qkv", "q", "k", "v"))
         info = file.tensors.get(f"{whole}weight")

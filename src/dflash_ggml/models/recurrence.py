@@ -16,8 +16,15 @@ class Recurrence:
     """Conv window and delta-net state of layer number `layer`. S = state's dimension, C = channels, n = columns."""
 
     def __init__(self, g: Graph, state: TargetState, layer: int, parents, path, seqs) -> None:
-        """parents int32 [n]; path int32 [n], 0, 1, ..., of a linear batch, None for a tree. seqs: see Batch; None for a sequence
-        in the first state index."""
+        """Take the layer's state for a batch of one sequence.
+
+        Args:
+            state: The states of all sequences.
+            layer: Number of the layer.
+            parents: int32 [n], the parent of each column.
+            path: int32 [n], 0, 1, ..., of a linear batch; None for a tree.
+            seqs: See `Batch`; None for a sequence in the first state index.
+        """
         self.g, self.state, self.layer, self.parents, self.path = g, state, layer, parents, path
         self.window, self.delta = state.window(layer), state.delta(layer)
         self._state_index: Any = None
@@ -68,7 +75,14 @@ class ForestRecurrence:
     path = None
 
     def __init__(self, g: Graph, state: TargetState, layer: int, parents, seqs) -> None:
-        """parents int32 [n], counted from the first column of each tree; seqs: see Batch."""
+        """Take the layer's states for trees of several sequences.
+
+        Args:
+            state: The states of all sequences.
+            layer: Number of the layer.
+            parents: int32 [n], counted from the first column of each tree.
+            seqs: See `Batch`.
+        """
         self.g, self.state, self.layer, self.parents, self.seqs = g, state, layer, parents, seqs
         windows, deltas = state.all_states(g, layer)
         (k, c), (s, _, h) = state.window(layer).ne[0:2], state.delta(layer).ne[0:3]

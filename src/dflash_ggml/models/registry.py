@@ -41,7 +41,11 @@ _OTHERS = (
 
 
 def read_target(file: GGUFFile) -> Target:
-    """The target in an open file. Raises ModelFileError for an architecture that is none, or a file that does not fit its own."""
+    """The target in an open file.
+
+    Raises:
+        ModelFileError: For an architecture that is none, or a file that does not fit its own.
+    """
     target = TARGETS.get(file.arch)
     if target is None:
         known = ", ".join(repr(name) for name in TARGETS)

@@ -13,8 +13,14 @@ from .checks import in_range
 
 
 class Rope(NamedTuple):
-    """n_rot: rotated leading dimensions of a head, in pairs (j, j + n_rot/2). theta: the base. yarn: see `Yarn`. stretch,
-    adjacent, factors: see `Graph.rope`."""
+    """How queries and keys are rotated.
+
+    Attributes:
+        n_rot: Rotated leading dimensions of a head, in pairs (j, j + n_rot/2).
+        theta: The base.
+        yarn: See `Yarn`.
+        stretch, adjacent, factors: See `Graph.rope`.
+    """
 
     n_rot: int
     theta: float
@@ -63,8 +69,11 @@ def read_scaling(file: KeyedFile, prefix: str) -> Scaling:
 
 
 def read_stretch(file: KeyedFile, prefix: str) -> tuple[float, Yarn | None]:
-    """How a GGUF's keys below `prefix` stretch positions: the factor of all of them alike, 1 for none, or YaRN. Raises
-    ModelFileError for another way."""
+    """How a GGUF's keys below `prefix` stretch positions: the factor of all of them alike, 1 for none, or YaRN.
+
+    Raises:
+        ModelFileError: For another way.
+    """
     scaling = read_scaling(file, prefix)
     if scaling.kind == "linear":
         return in_range(file.error, f"key {scaling.factor_key!r}", scaling.factor, 1e-3, 1e6), None
@@ -74,8 +83,11 @@ def read_stretch(file: KeyedFile, prefix: str) -> tuple[float, Yarn | None]:
 
 
 def read_yarn(file: KeyedFile, prefix: str) -> Yarn | None:
-    """How a GGUF's keys below `prefix` (`ARCH.rope.scaling.`) stretch positions. Raises ModelFileError for a way other
-    than YaRN."""
+    """How a GGUF's keys below `prefix` (`ARCH.rope.scaling.`) stretch positions.
+
+    Raises:
+        ModelFileError: For a way other than YaRN.
+    """
     scaling = read_scaling(file, prefix)
     if scaling.kind == "none":
         return None

@@ -37,7 +37,11 @@ class ScorerModel:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> ScorerModel:
-        """Read and check an open file. Raises ModelFileError for a model of another architecture or without such a block."""
+        """Read and check an open file.
+
+        Raises:
+            ModelFileError: For a model of another architecture or without such a block.
+        """
         model = read_target(file)
         if type(model) is not Qwen35:
             raise file.error(

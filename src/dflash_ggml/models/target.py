@@ -30,8 +30,11 @@ Append = Callable[[Graph, Tensor, Tensor, Tensor, Tensor], object]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids. each: columns
-    have temperatures of their own."""
+    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids.
+
+    Attributes:
+        each: Columns have temperatures of their own.
+    """
 
     kept: int
     watched: int
@@ -43,24 +46,28 @@ class Reduction:
 class Batch:
     """The shape of one pass, from which a target builds its graph.
 
-    columns: tokens. n_kv: cache rows that attention looks at.
-    mask: of a tree, whose columns see their ancestors and leave the committed state alone; None: tokens that follow the
-    committed ones and advance it.
-    taps: layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in the same
-    graph, or, for a single token without `append`, to the column of the state's features that the input `column` names.
-    reduction: also declare the output `reduced`.
-    window: all that the columns see of the text, None: all of it.
-    outputs: of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
-    seqs: entries of the input `seqs`, int32 [3, seqs]: state index, first column and number of columns of each sequence of the
-    pass, 0 columns where there is none; 0: one sequence, in state index 0.
-    is_forest: the columns are trees of those sequences, one after another. What they see of their prefixes is the input `ranges`,
-    rows from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence sees, its own rows included;
-    features go to the columns that the input `column` names. A sequence of one column is committed by the pass, the others are
-    not.
-    rank: whose part of the layers the pass computes, where several share them.
-    beside: of a linear batch, a forest whose columns come first in the same pass, so that every matrix is read once for both.
-    Its inputs have their own names, those of the linear columns begin with `chunk `, and `joined` is ids | positions | cache rows
-    of all. Outputs: those of the forest, with the last token's column behind them.
+    Attributes:
+        columns: Tokens.
+        n_kv: Cache rows that attention looks at.
+        mask: Of a tree, whose columns see their ancestors and leave the committed state alone; None: tokens that
+            follow the committed ones and advance it.
+        taps: Layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in
+            the same graph, or, for a single token without `append`, to the column of the state's features that the
+            input `column` names.
+        reduction: Also declare the output `reduced`.
+        window: All that the columns see of the text, None: all of it.
+        outputs: Of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
+        seqs: Entries of the input `seqs`, int32 [3, seqs]: state index, first column and number of columns of each
+            sequence of the pass, 0 columns where there is none; 0: one sequence, in state index 0.
+        is_forest: The columns are trees of those sequences, one after another. What they see of their prefixes is the
+            input `ranges`, rows from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence
+            sees, its own rows included; features go to the columns that the input `column` names. A sequence of one
+            column is committed by the pass, the others are not.
+        rank: Whose part of the layers the pass computes, where several share them.
+        beside: Of a linear batch, a forest whose columns come first in the same pass, so that every matrix is read
+            once for both. Its inputs have their own names, those of the linear columns begin with `chunk `, and
+            `joined` is ids | positions | cache rows of all. Outputs: those of the forest, with the last token's
+            column behind them.
     """
 
     columns: int
@@ -92,7 +99,11 @@ class Target(ABC):
     @classmethod
     @abstractmethod
     def from_gguf(cls, file: GGUFFile) -> Target:
-        """Read and check keys and tensors. Raises ModelFileError that names the key or tensor at fault."""
+        """Read and check keys and tensors.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -134,13 +145,19 @@ class Target(ABC):
     def prediction_head(self, file: GGUFFile) -> Head | None:
         """The head for multi-token prediction in its open file, which can draft for it; None if there is none that could.
 
-        Raises ModelFileError for a damaged one."""
+        Raises:
+            ModelFileError: It is damaged.
+        """
         return None
 
     def ranked(self, n: int) -> Target:
-        """The same with the sizes of one of n ranks, devices that compute a part of every layer each. `tensors` and `sources` are
-        then those of all ranks, the state's layers those of one rank after the other. Raises ConfigError where heads or widths
-        cannot be shared out."""
+        """The target of n ranks, devices that compute a part of every layer each: the same model with the sizes of one of them.
+
+        `tensors` and `sources` are then those of all ranks, the state's layers those of one rank after the other.
+
+        Raises:
+            ConfigError: Heads or widths cannot be shared out.
+        """
         raise ConfigError(
             "split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)"
         )
