@@ -22,9 +22,14 @@ NAME_ONE = "name one with -md or -hfd"
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The draft to use, or None and `why`: that there is nothing, or, `is_useless`, that what is there cannot be used.
+    """The draft to use, or None and `why`.
 
-    advice: how to come to one. own: what drafts instead, the target's prediction head; empty if it has none.
+    Attributes:
+        path: File or folder of the draft.
+        why: Why there is none.
+        advice: How to come to one.
+        is_useless: There is one, which cannot be used.
+        own: What drafts instead, the target's prediction head; empty if it has none.
     """
 
     path: Path | None
@@ -37,9 +42,12 @@ class Beside:
 def draft_beside(model: Path) -> Beside:
     """The draft in the target's folder: a GGUF file, or a checkpoint's folder, with `dflash` or `dspark` in its name.
 
-    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of several the
-    one whose name speaks of this one, then by quantisation (see `draft_rank`). Else the one that comes with this package for
-    a file of that name. Raises ModelFileError when the target is bad.
+    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of
+    several the one whose name speaks of this one, then by quantisation (see `draft_rank`). Else the one that comes
+    with this package for a file of that name.
+
+    Raises:
+        ModelFileError: The target is bad.
     """
     if model == EMBEDDED_TARGET:
         return Beside(EMBEDDED_DRAFT)

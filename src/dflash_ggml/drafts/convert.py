@@ -42,10 +42,21 @@ _BF16_FILE = 32
 
 
 def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType | None = None) -> list[str]:
-    """Write an open draft to `out`, with the vocabulary of its target; matrices of floats become `type_` (None: they stay).
+    """Write an open draft to `out`, with the vocabulary of its target; the file is there once it is whole.
 
-    Returns notes on what llama.cpp would not take. The file is there once it is whole. Raises ModelFileError for a draft that
-    does not fit, ConfigError without the package gguf, OSError.
+    Args:
+        draft: The draft.
+        target: Open file of its target.
+        out: The file to write.
+        type_: What matrices of floats become (None: they stay).
+
+    Returns:
+        Notes on what llama.cpp would not take.
+
+    Raises:
+        ModelFileError: The draft does not fit the target.
+        ConfigError: The package gguf is missing.
+        OSError: The file cannot be written.
     """
     try:
         from gguf import GGMLQuantizationType, GGUFWriter

@@ -27,9 +27,15 @@ from ..state.state import TargetState
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a drafter shares with its target: device, graphs, weights (for embedding and head) and state (for features).
+    """What a drafter shares with its target.
 
-    graphs: of both. kv_type: types of the draft's caches. n_states: state indices, one per sequence.
+    Attributes:
+        device: Where the draft lies.
+        graphs: Those of both.
+        target, weights: The target and its tensors, for embedding and head.
+        state: The target's, for features.
+        kv_type: Types of the draft's caches.
+        n_states: State indices, one per sequence.
     """
 
     device: Device
@@ -57,11 +63,25 @@ class DraftSource(ABC):
 
     @abstractmethod
     def check(self, target: Target, target_name: str) -> list[str]:
-        """Warnings for a pair that may work badly; raises ModelFileError, naming both files, if it cannot work."""
+        """Check that the draft fits a target.
+
+        Returns:
+            Warnings for a pair that may work badly.
+
+        Raises:
+            ModelFileError: The pair cannot work; it names both files.
+        """
 
     @abstractmethod
     def prepare(self, device: Device) -> list[str]:
-        """Make ready for a device without taking its memory; notes on what had to be changed for it. Raises ModelFileError."""
+        """Make ready for a device without taking its memory.
+
+        Returns:
+            Notes on what had to be changed for it.
+
+        Raises:
+            ModelFileError: A tensor cannot be read or converted.
+        """
 
     def narrow(self) -> bool:
         """Take about half the memory, at some loss, from the next `prepare` on; False where it cannot."""
@@ -75,9 +95,17 @@ class DraftSource(ABC):
     def start(
         self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
     ) -> Drafter:
-        """Bring the weights to the device. `candidates`: best tokens per depth; `n_rows`: cache rows, row for row the target's.
+        """Bring the weights to the device.
 
-        Raises ModelFileError, DeviceError.
+        Args:
+            host: The target that it drafts for.
+            candidates: Best tokens per depth.
+            n_rows: Cache rows, row for row the target's.
+            progress: Called with a stage, bytes done and bytes in all.
+
+        Raises:
+            ModelFileError: A tensor cannot be read.
+            DeviceError: The device has no room.
         """
 
 
@@ -113,7 +141,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        """The n tokens after the committed ones are being committed. appended: `append` was part of their pass."""
+        """The n tokens after the committed ones are being committed.
+
+        Args:
+            appended: `append` was part of their pass.
+        """
 
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:

@@ -32,8 +32,11 @@ def pack(
 ) -> Tensor:
     """All that the host reads of a lattice, one after the other in a float32 vector: best | M_0 [K] | M_1 .. M_L-1 [K, K] each.
 
-    best: [K, 2, L], candidates and their log-probabilities. ids, own_ids: int32 [K*L], the candidates in the target's vocabulary,
-    in which `before` [R, n_vocab] is indexed, and in the draft's, in which `after` is. pending: int32 [1].
+    Args:
+        best: [K, 2, L], candidates and their log-probabilities.
+        ids, own_ids: int32 [K*L], the candidates in the target's vocabulary, in which `before` [R, n_vocab] is
+            indexed, and in the draft's, in which `after` is.
+        pending: int32 [1].
     """
     k, depths, rank = best.ne[0], best.ne[2], after.ne[0]
     successors = g.reshape(g.get_rows(after, own_ids), rank, k, depths)
@@ -56,9 +59,11 @@ def unpack(
     to_target: NDArray[np.int32] | None = None,
     is_chain: bool = False,
 ) -> Rows:
-    """The candidates in what `pack` made. to_target: the target's id of each id of the draft, where they differ.
+    """The candidates in what `pack` made.
 
-    is_chain: U_i holds M_i after the best candidate of depth i - 1 already.
+    Args:
+        to_target: The target's id of each id of the draft, where they differ.
+        is_chain: U_i holds M_i after the best candidate of depth i - 1 already.
     """
     # 2 L K + K + (L - 1) K^2 numbers
     k = next(k for k in range(1, len(whole) + 1) if 2 * depths * k + k + (depths - 1) * k * k == len(whole))

@@ -21,13 +21,20 @@ _NOTHING = (-1, -1, None, None)
 
 
 class PromptLookup:
-    """Prompt lookup in one sequence and past outputs of this engine. rates: how often it was right."""
+    """Prompt lookup in one sequence and past outputs of this engine.
+
+    Args:
+        depth: The longest path that is proposed.
+        past_tokens: The oldest outputs beyond them are forgotten.
+        others: Of another sequence, with which past outputs and their rates are shared.
+
+    Attributes:
+        rates: How often it was right.
+    """
 
     def __init__(
         self, depth: int, past_tokens: int = PAST_TOKENS, others: PromptLookup | None = None
     ) -> None:
-        """`depth`: the longest path that is proposed; `past_tokens`: the oldest outputs beyond them are forgotten. others: of
-        another sequence, with which past outputs and their rates are shared."""
         self.depth, self.past_tokens = depth, past_tokens
         self.index = NgramIndex()
         self.past: NgramIndex = NgramIndex() if others is None else others.past
@@ -91,7 +98,8 @@ class PromptLookup:
     def glance(self, sequence: Sequence, learn: bool = False) -> float:
         """Probability of the best continuation, 0 without a match: less than half of `look_up`'s time.
 
-        learn: the pending token was decoded plainly and tells whether the last glance was right.
+        Args:
+            learn: The pending token was decoded plainly and tells whether the last glance was right.
         """
         assert sequence.pending is not None
         new = sequence.tokens[len(self.index) :]

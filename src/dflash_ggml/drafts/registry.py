@@ -1,4 +1,4 @@
-"""Registry of draft kinds: the only place that knows them all."""
+"""Registry of draft kinds, the only module that imports all of them: it opens the draft that a configuration names."""
 
 from __future__ import annotations
 
@@ -18,26 +18,51 @@ from .several import SeveralSource
 def open_draft(
     path: Path, window: int | None = None, type_: DraftType | None = None, candidates: int | None = None
 ) -> DraftSource:
-    """The draft in a file or folder; `window` replaces its attention window (see `DraftFile.open`), `type_` that of its matrices,
-    `candidates` the number per depth that it was trained for.
+    """The draft in a file or folder.
 
-    Raises ModelFileError for one that is damaged or of no kind that is known."""
+    Args:
+        path: A GGUF or .safetensors file, or a folder with one.
+        window: Replaces its attention window (see `DraftFile.open`).
+        type_: What its matrices of floats become (None: they stay).
+        candidates: Candidates per depth, in place of the number that it was trained for.
+
+    Raises:
+        ModelFileError: It is damaged, or of no known kind.
+    """
     return DFlashSource(DraftFile.open(path, window=window), window, type_, candidates)
 
 
 def open_own(file: GGUFFile, target: Target, depth: int = DEPTH) -> DraftSource | None:
-    """The draft that a target's open file holds itself, to draft `depth` tokens ahead; None if it has none.
+    """The draft that a target's file holds itself: its prediction head. None if it has none.
 
-    Raises ModelFileError for one that is damaged."""
+    Args:
+        file: The target's open file.
+        target: The target in it.
+        depth: Tokens to draft ahead.
+
+    Raises:
+        ModelFileError: The head is damaged.
+    """
     return open_head(file, target, depth)
 
 
 def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[DraftSource | None, list[str]]:
-    """What is to draft for a target's open file: the draft that is configured, the file's own, both, or none; and what to tell
-    of the choice. Whether it fits the target is yet to be checked.
+    """Open what is to draft for a target: the configured draft, the file's own head, both, or none.
 
-    Raises ConfigError where `spec` leaves out the draft that is configured or names what alone drafts and is not there,
-    ModelFileError for one that is damaged."""
+    Whether it fits the target is not checked yet.
+
+    Args:
+        config: The engine's options.
+        file: The target's open file.
+        target: The target in it.
+
+    Returns:
+        The draft, None where none drafts, and notes on the choice.
+
+    Raises:
+        ConfigError: `spec` leaves out the configured draft, or names the only source of drafts and it is missing.
+        ModelFileError: A file is damaged.
+    """
     draft: DraftSource | None = None
     if config.draft is not None:
         draft = open_draft(config.draft, config.draft_window, config.draft_type, config.candidates)

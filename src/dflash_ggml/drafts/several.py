@@ -30,10 +30,13 @@ T = TypeVar("T")
 
 
 class SeveralSource(DraftSource):
-    """Open drafts that fit the same target."""
+    """Open drafts that fit the same target.
+
+    Raises:
+        ConfigError: One's tapped layers are not contiguous among all tapped ones.
+    """
 
     def __init__(self, sources: Items[DraftSource]) -> None:
-        """Raises ConfigError where one's tapped layers are not contiguous among all tapped ones."""
         self.sources = tuple(sources)
         self.name = "+".join(getattr(source, "name", "draft") for source in sources)
         self.title = " and ".join(source.title or "a draft" for source in sources)
@@ -86,7 +89,11 @@ class SeveralSource(DraftSource):
 
 
 class SeveralDrafter(Drafter):
-    """Drafters that see the same tokens. spans: byte offset and length of each one's features in a row of all."""
+    """Drafters that see the same tokens.
+
+    Args:
+        spans: Byte offset and length of each one's features in a row of all.
+    """
 
     def __init__(
         self, drafters: Items[Drafter], spans: Items[tuple[int, int]], source: SeveralSource, store: Store

@@ -74,7 +74,11 @@ _NOT_USED = ("t2d",)  # which of the target's tokens a reduced vocabulary has: t
 
 
 def read_checkpoint(file: SafetensorsFile) -> Dialect:
-    """The dialect of an open checkpoint. Raises `ModelFileError` naming the key at fault."""
+    """The dialect of an open checkpoint.
+
+    Raises:
+        ModelFileError: A key is missing or wrong; it names it.
+    """
     archs = file.get_array("architectures", str)
     if archs is not None and not set(archs) & set(_ARCHITECTURES):
         raise file.error(

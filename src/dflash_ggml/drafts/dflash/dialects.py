@@ -38,7 +38,11 @@ _OTHER_KINDS = {
 
 
 def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
-    """Recognise the dialect of an open file and read it. Raises `ModelFileError` naming the key at fault."""
+    """Recognise the dialect of an open file and read it.
+
+    Raises:
+        ModelFileError: A key is missing or wrong; it names it.
+    """
     _refuse_other_kinds(file)
     if isinstance(file, SafetensorsFile):
         return read_checkpoint(file)

@@ -45,7 +45,11 @@ def cache_layers(p: DraftParams) -> list[KvLayer]:
 
 
 class DFlashDrafter(Drafter):
-    """A block-diffusion draft. Its context has rows of committed tokens; a block's own rows lie behind them."""
+    """A block-diffusion draft. Its context has rows of committed tokens; a block's own rows lie behind them.
+
+    Args:
+        to_target: The target's id of each id of the draft, where they differ.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,6 @@ class DFlashDrafter(Drafter):
         n_rows: int,
         to_target: NDArray[np.int32] | None = None,
     ) -> None:
-        """to_target: the target's id of each id of the draft, where they differ."""
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target

@@ -18,9 +18,11 @@ DEFAULT_BLOCK = 16  # the formats' own meaning of a missing block size
 class Dialect:
     """A draft as its file declares it.
 
-    `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to those in the file;
-    `interleaved`: the two members of a rotary pair are neighbours and must be brought half a head apart;
-    `is_offset`: the table of a reduced vocabulary says how far each target id is from the draft's, not which it is.
+    `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to those in the file.
+
+    Attributes:
+        interleaved: The two members of a rotary pair are neighbours and must be brought half a head apart.
+        is_offset: The table of a reduced vocabulary says how far each target id is from the draft's, not which it is.
     """
 
     fields: dict[str, Any]

@@ -54,9 +54,17 @@ class DraftFile:
         is_offset: bool = False,
         mask: np.ndarray | None = None,
     ):
-        """Made by `open`. `names`: normalised name -> name in `source`; `interleaved`, `is_offset`: see `Dialect`.
+        """Made by `open`.
 
-        mask: the mask token's own vector, float32 [D]. Raises `ModelFileError` for a bad table of a reduced vocabulary.
+        Args:
+            source: The open file.
+            params: What it declares.
+            names: Normalised name -> name in `source`.
+            interleaved, is_offset: See `Dialect`.
+            mask: The mask token's own vector, float32 [D].
+
+        Raises:
+            ModelFileError: The table of a reduced vocabulary is bad.
         """
         self.path, self.params, self.title = source.path, params, title(source)
         self._source, self._names, self._interleaved, self._mask = source, names, interleaved, mask
@@ -74,10 +82,16 @@ class DraftFile:
     ) -> DraftFile:
         """Open a GGUF file, a .safetensors file or a folder with one, and check it.
 
-        `rope_theta` replaces the file's value (some converters wrote a wrong one). `window`, in tokens, replaces that of the
-        window layers, or, in a file that tells of none, makes all layers but the last such; 0: no windows. The policies
-        choose attention inside the block per kind of layer. Raises `ModelFileError` that names key or tensor,
-        `ConfigError` for a bad option.
+        The policies choose attention inside the block per kind of layer.
+
+        Args:
+            rope_theta: Replaces the file's value (some converters wrote a wrong one).
+            window: In tokens, replaces that of the window layers, or, in a file that tells of none, makes all layers but the
+                last such; 0: no windows.
+
+        Raises:
+            ModelFileError: A key or tensor is missing or wrong; it names it.
+            ConfigError: An option is bad.
         """
         for policy in (full_policy, window_policy):
             if policy not in get_args(Causality):

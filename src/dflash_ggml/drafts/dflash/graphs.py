@@ -30,10 +30,15 @@ def append_context(
     positions: Tensor,
     rows: Sequence[Tensor],
 ) -> list[LayerCache]:
-    """Write K/V of committed tokens: features [n_tap*D, n], absolute positions int32 [n]; per group of the context cache rows
-    int32 [n], of which a ring takes no more than it has, the last ones.
+    """Write K/V of committed tokens to the draft's context.
 
-    Returns the caches per layer; what reads them comes after the write.
+    Args:
+        features: [n_tap*D, n].
+        positions: Absolute positions, int32 [n].
+        rows: Per group of the context cache rows int32 [n], of which a ring takes no more than it has, the last ones.
+
+    Returns:
+        The caches per layer; what reads them comes after the write.
     """
     d, kv_heads = p.head_dim, p.n_kv_heads
     if p.normed_taps:
@@ -71,9 +76,12 @@ def _last(g: Graph, n: int, c, positions, rows) -> tuple:
 def context_graph(
     device: Device, w: Mapping[str, Tensor], p: DraftParams, context: Context, features: Tensor
 ) -> Graph:
-    """Graph that takes in features of committed tokens and drafts nothing. `features`: tensor [n_tap*D, columns].
+    """Graph that takes in features of committed tokens and drafts nothing.
 
     Input: ints = columns of the features | positions | cache rows of each group, each B.
+
+    Args:
+        features: Tensor [n_tap*D, columns].
     """
     g = Graph(device, 512)
     columns, positions, *rows = packed(g, "ints", *[p.block_size] * (2 + len(context.groups)))
@@ -98,16 +106,23 @@ def draft_graph(
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
     With `seqs` a batch of sequences drafts so many blocks, and all inputs and outputs have as many times the columns; the
-    masks are ranges of rows (see range_mask), and the input `roots` = pending tokens | their columns | zeros. `lattice` is then
-    those of the blocks, one after the other.
+    masks are ranges of rows (see range_mask), and the input `roots` = pending tokens | their columns | zeros. `lattice` is
+    then those of the blocks, one after the other.
 
-    `embedding` and `head` are the target's matrices [D, n_vocab] or the draft's own, `head_scale` the target's head's [1] or
-    None, `features` the target's tensor [n_tap*D, columns].
     Inputs: ints = columns of the features | their positions | block ids | block positions | for each group of the context
     cache rows of the features | and of the block, each B (unused columns go to spare rows); the groups' masks, mask0, mask1,
     ..., over `n_kv` rows.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
     scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows that the head saw. A draft whose row 0 drafts has B rows.
+
+    Args:
+        features: The target's tensor [n_tap*D, columns].
+        embedding, head: The target's matrices [D, n_vocab] or the draft's own.
+        head_scale: That of the target's head, [1], or None.
+        n_kv: Cache rows that attention looks at, per group.
+        block: Columns of a block.
+        candidates: Tokens per depth.
+        seqs: Blocks of a batch; 0: one sequence.
     """
     g, n = Graph(device), block * max(seqs, 1)
     parts = packed(g, "ints", *[n] * (4 + 2 * len(context.groups)))

@@ -1,4 +1,7 @@
-"""DFlash files as draft sources: memory that they take on a device, and loading of their weights."""
+"""`DFlashSource`: an open DFlash, DFlash2 or DSpark file before its drafter exists.
+
+It tells the memory that the draft will take on a device, and loads the weights.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,14 @@ GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_
 
 
 class DFlashSource(DraftSource):
-    """An open DFlash file, in any dialect."""
+    """An open DFlash file, in any dialect.
+
+    Args:
+        file: The file.
+        window: The attention window that was asked for, see `DraftFile.open`.
+        type_: What matrices of floats become (None: they stay).
+        candidates: Per depth, in place of the number that a selector was trained for.
+    """
 
     def __init__(
         self,
@@ -38,8 +48,6 @@ class DFlashSource(DraftSource):
         type_: DraftType | None = None,
         candidates: int | None = None,
     ) -> None:
-        """`window`: the one that was asked for, see `DraftFile.open`. type_: what matrices of floats become (None: they stay).
-        candidates: per depth, of a selector in place of the number that it was trained for."""
         self.file, self.params, self.title = file, file.params, file.title
         if self.params.selector is not None and candidates is not None:
             self.params = replace(self.params, selector=replace(self.params.selector, candidates=candidates))
@@ -60,7 +68,14 @@ class DFlashSource(DraftSource):
         return [*notes, note] if note else notes
 
     def prepare(self, device: Device) -> list[str]:
-        """Declare the weights on a device; notes on what had to be converted. Raises ModelFileError."""
+        """Declare the weights on a device.
+
+        Returns:
+            Notes on what had to be converted.
+
+        Raises:
+            ModelFileError: A tensor cannot be read or converted.
+        """
         notes = []
         if self._weights is not None:
             self._weights.close()

@@ -16,13 +16,16 @@ ZERO = "zero column"  # [D, 1] of zeros, what stands left of a block
 class Convolution:
     """Grouped causal convolution over a block, its weights partly computed from the input of the layer that it wraps.
 
-    y_t = sum over tau of (base[tau] + dynamic_t[tau]) * x_(t - tau): channels of a group share a dynamic weight, nothing
-    stands left of the block.
+    y_t = sum over tau of (base[tau] + dynamic_t[tau]) * x_(t - tau): channels of a group share a dynamic weight; columns
+    before the block count as zero.
+
+    Args:
+        name: That of the layer, "blk.0.attn".
+        y: [D, B], the layer's normalised input, from which the dynamic weights come.
+        zeros: [D, 1, k], what stands before each of the k blocks that are concatenated in B.
     """
 
     def __init__(self, g: Graph, w: Mapping[str, Tensor], s: Selector, name: str, y, zeros) -> None:
-        """`name`: of the layer, "blk.0.attn"; y [D, B]: its normalised input, from which the dynamic weights come. zeros
-        [D, 1, k]: what stands left of the blocks, of which k are concatenated in B."""
         self.g, self.s, self.zeros, self.base = g, s, zeros, w[f"{name}_conv_base"]
         self.blocks = zeros.ne[2]
         self.dynamic = g.expand(g.mul_mat(w[f"{name}_conv_proj.weight"], y))
@@ -57,7 +60,10 @@ def selector_lattice(
 ) -> Tensor:
     """Candidates and pair scores as `pack` gives them: M_i(a, b) = (P[a] * (W h_i)) . S[b].
 
-    logits [n_vocab, L]; hidden [D, L], what the head saw; pending int32 [1].
+    Args:
+        logits: [n_vocab, L].
+        hidden: [D, L], what the head saw.
+        pending: int32 [1].
     """
     if s.scale != 1:
         logits = g.scale(logits, s.scale)

@@ -14,9 +14,14 @@ MAX_KERNEL, MAX_CANDIDATES, MAX_RANK = 64, 64, 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Convolution kernel and channels that share a dynamic weight; rank of the pair scores, candidates per depth.
+    """Sizes of a DFlash2 draft's convolutions and pair scores.
 
-    scale, cap: what the logits are multiplied with and softly bounded by (0: not at all).
+    Attributes:
+        kernel: Taps of a convolution.
+        group: Channels that share a dynamic weight.
+        rank: Rank of the pair scores.
+        candidates: Candidates per depth.
+        scale, cap: What the logits are multiplied with and softly bounded by (0: not at all).
     """
 
     kernel: int
@@ -41,7 +46,11 @@ class Selector:
         return shapes
 
     def check(self, file: KeyedFile, n_embd: int) -> None:
-        """Raises ModelFileError for groups that do not divide the width."""
+        """Refuse groups that do not divide the width.
+
+        Raises:
+            ModelFileError: It names both.
+        """
         if n_embd % self.group:
             raise file.error(
                 f"convolution groups of {self.group} channels do not divide the hidden size {n_embd}"
@@ -49,7 +58,16 @@ class Selector:
 
 
 def read_selector(file: KeyedFile, prefix: str, scale_key: str, cap_key: str) -> Selector:
-    """The four sizes under `prefix` and the form of the logits. Raises ModelFileError for one that is missing or out of range."""
+    """The sizes of a selector and of its convolutions.
+
+    Args:
+        file: The draft's open file.
+        prefix: Start of the keys of the four sizes.
+        scale_key, cap_key: Keys of the form of the logits.
+
+    Raises:
+        ModelFileError: A size is missing or out of range.
+    """
 
     def count(key: str, high: int) -> int:
         return in_range(file.error, f"key {prefix + key!r}", file.require(prefix + key, int), 1, high)

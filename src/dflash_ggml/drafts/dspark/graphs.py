@@ -23,11 +23,15 @@ def markov_lattice(
 ) -> Tensor:
     """Candidates and pair scores as `pack` gives them, U_i with M_i after the best candidate of depth i - 1 in it.
 
-    logits [n, L] over the draft's vocabulary; hidden [D, L], what the head saw; pending int32 [1].
-
     A lattice over the best of the logits alone needs no matmul over the vocabulary; its candidates miss what only the token
     before makes likely. This one adds the whole bias along the best path, depth by depth, as the head was trained and as
     llama.cpp drafts, and costs L matmuls [R, n]: about another head of the target at n 248k, R 256, L 7.
+
+    Args:
+        logits: [n, L] over the draft's vocabulary.
+        hidden: [D, L], what the head saw.
+        pending: int32 [1].
+        candidates: Candidates per depth.
     """
     n, depths, k = logits.ne[0], logits.ne[1], min(candidates, logits.ne[0])
     from_hidden: Any = g.mul_mat(w[GATE_HIDDEN], hidden) if m.is_gated else None

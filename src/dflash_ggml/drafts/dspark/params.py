@@ -17,7 +17,9 @@ MAX_RANK = 1 << 16
 class Markov:
     """The head: its rank, and whether a gate from hidden state and token before stands on each row of its first table.
 
-    from_anchor: column 0 of a block, on the pending token, drafts the next token already; else the columns behind it draft.
+    Attributes:
+        from_anchor: Column 0 of a block, on the pending token, drafts the next token already; else the columns behind
+            it draft.
     """
 
     rank: int

@@ -45,7 +45,8 @@ def has_head(folder: Path) -> bool:
 def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> dict[str, Source]:
     """The head's tensors by llama.cpp's names, matrices as `type_`. Norms, which checkpoints store less 1, are float32.
 
-    Raises ModelFileError for a tensor that has no place, and for one that is missing.
+    Raises:
+        ModelFileError: For a tensor that has no place, and for one that is missing.
     """
     found: dict[str, Source] = {}
     for name, info in file.tensors.items():
@@ -70,10 +71,21 @@ def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> 
 
 
 def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType | None = None) -> int:
-    """Write a copy of the target's file with the head behind its last block. Returns how many tensors the head has.
+    """Write a copy of the target's file with the head behind its last block; the file is there once it is whole.
 
-    The file is there once it is whole. Raises ModelFileError for a target in parts, that has a head already or that the
-    head does not fit, ConfigError without the package gguf, OSError.
+    Args:
+        folder: Checkpoint that has the head.
+        target: The target's open file.
+        out: The file to write.
+        type_: What the head's matrices become (None: they stay).
+
+    Returns:
+        How many tensors the head has.
+
+    Raises:
+        ModelFileError: The target is in parts, has a head already, or the head does not fit it.
+        ConfigError: The package gguf is missing.
+        OSError: The file cannot be written.
     """
     try:
         from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter

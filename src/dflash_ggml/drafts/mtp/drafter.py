@@ -30,7 +30,11 @@ DEPTH = 3  # tokens ahead: a further one costs a read of the output matrix and i
 
 
 def open_head(file: GGUFFile, target: Target, depth: int = DEPTH) -> MtpSource | None:
-    """The prediction head of a target's open file, None if it has none. Raises ModelFileError for a damaged one."""
+    """The prediction head of a target's open file, None if it has none.
+
+    Raises:
+        ModelFileError: It is damaged.
+    """
     head = target.prediction_head(file)
     return None if head is None else MtpSource(file, head, depth)
 

@@ -24,8 +24,12 @@ STATE_INDEX = "state_index"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the graphs are made of. w: the head's and the target's weights. last: the h of the last token seen,
-    [D, n_states], and for several sequences one more that is never read."""
+    """What the graphs are made of.
+
+    Attributes:
+        w: The head's and the target's weights.
+        last: The h of the last token seen, [D, n_states], and for several sequences one more that is never read.
+    """
 
     head: Head
     w: Mapping[str, Tensor]
@@ -57,11 +61,18 @@ class Parts:
 def take_in(
     g: Graph, m: Parts, h: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, pick: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values of tokens: h [D, n] of the tokens themselves, ids, positions and cache rows int32 [n].
+    """Write keys and values of tokens: each goes in with the h of the one before it, the first with `last`.
 
-    Each token goes in with the h of the one before it, the first with `last`, and `last` becomes that of the last token; with
-    `pick` int32 [1], that of token pick - 1 or, at 0, what it was, and n + 1 tokens go in, of which that one is to draft.
-    Returns the cache, and all inputs of the block [D, n or n + 1].
+    `last` becomes the h of the last token; with `pick` that of token pick - 1 or, at 0, what it was, and n + 1 tokens go in,
+    of which that one is to draft.
+
+    Args:
+        h: [D, n], the target's hidden states of the tokens themselves.
+        ids, positions, rows: int32 [n], or [n + 1] with `pick`; rows are cache rows.
+        pick: int32 [1].
+
+    Returns:
+        The cache, and all inputs of the block [D, n or n + 1].
     """
     n = h.ne[1]
     before = g.expand(g.concat(m.read_last(g), h, 1))
