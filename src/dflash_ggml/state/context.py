@@ -44,6 +44,9 @@ class ContextRows:
 
     Position p of a sequence lies in row first + p, or in the ring of its state index. `block` spare rows follow, which are never
     read: appends have a fixed width.
+
+    Args:
+        n_rows: Rows of the context.
     """
 
     def __init__(
@@ -55,7 +58,6 @@ class ContextRows:
         block: int,
         n_states: int,
     ) -> None:
-        """`n_rows`: rows of the context."""
         self.window, self.block = layers[0].window, block
         self.n_rows = ring_rows(self.window, block, n_rows)  # of a ring, or of all sequences
         self.is_ring = self.n_rows < n_rows
@@ -129,7 +131,11 @@ class ContextRows:
         seen_by: NDArray[np.uint8],
         held: NDArray[np.bool_],
     ) -> None:
-        """Set the mask's inputs for a block from position `start` on. held: bool, cache rows that hold a token's context."""
+        """Set the mask's inputs for a block from position `start` on.
+
+        Args:
+            held: Bool, cache rows that hold a token's context.
+        """
         n_kv = self.used(first, 0, start + len(seen_by))
         if self.is_ring:
             self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
@@ -138,7 +144,11 @@ class ContextRows:
 
 
 class Context:
-    """K/V and masks of all layers of a draft. `groups`: the layers by window, those without a window first."""
+    """K/V and masks of all layers of a draft.
+
+    Attributes:
+        groups: The layers by window, those without a window first.
+    """
 
     def __init__(
         self,
@@ -192,6 +202,7 @@ class Context:
         return sum(group.cache.nbytes for group in groups), sum(group.mask.nbytes for group in groups)
 
     def close(self) -> None:
+        """Free the memory."""
         for group in self.groups:
             group.cache.close()
             group.mask.close()

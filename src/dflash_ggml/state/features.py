@@ -47,7 +47,9 @@ class Features:
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self._store.nbytes
 
     def close(self) -> None:
+        """Free the memory."""
         self._store.close()

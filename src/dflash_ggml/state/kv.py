@@ -66,11 +66,17 @@ class LayerCache:
         rows: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        """Attention of `queries` [head_dim, heads, n] over the first `n_kv` rows, or over `rows`, int32 [m] -> [head_dim, heads,
-        n].
+        """Attention over the first `n_kv` rows of the cache, or over `rows`.
 
-        attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in Graph.attention. scale: of
-        scores, 1 / sqrt(head_dim) unless given.
+        Args:
+            q: What `queries` gave, [head_dim, heads, n].
+            attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in `Graph.attention`.
+            n_kv: Rows from the first on.
+            rows: int32 [m], the rows to gather instead.
+            scale: Scale of the scores, 1 / sqrt(head_dim) unless given.
+
+        Returns:
+            [head_dim, heads, n].
         """
         both, n = (self.keys, self.values), n_kv
         if rows is not None:
@@ -87,8 +93,21 @@ def _gathered(g: Graph, t, rows):
 
 
 class KvCache:
-    """K and V rows of attention layers: one tensor of words [words of a row, n_rows, slices] per device and length of rows in
-    bytes, so that a commit moves rows of all its layers at once, and as they are."""
+    """K and V rows of attention layers.
+
+    There is one tensor of words [words of a row, n_rows, slices] per device and length of rows in bytes, so that a commit
+    moves rows of all its layers at once, and as they are.
+
+    Args:
+        device: The first of the devices.
+        layers: The attention layers.
+        type_: Types of keys and values.
+        n_rows: Rows of each layer.
+        sides: The side on which each layer lies; empty where all lie on `device`.
+
+    Raises:
+        DeviceError: The rows do not fit.
+    """
 
     def __init__(
         self,
@@ -98,8 +117,6 @@ class KvCache:
         n_rows: int,
         sides: Sequence[int] = (),
     ) -> None:
-        """sides: of the device, on which each layer lies; empty where all lie on `device`. Raises DeviceError when the rows do
-        not fit."""
         self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
         # (type, elements of a row, bytes of a row) of each slice
         kinds = [
@@ -146,6 +163,7 @@ class KvCache:
 
     @property
     def nbytes(self) -> int:
+        """Bytes on all sides."""
         return sum(self.nbytes_on(by) for by in self._rotations)
 
     def nbytes_on(self, side: Device) -> int:
@@ -154,6 +172,7 @@ class KvCache:
         return rotations + sum(store.nbytes for store in self._stores if store.device is side)
 
     def close(self) -> None:
+        """Free the memory."""
         for store in self._stores:
             store.close()
         for rotations in self._rotations.values():

@@ -1,4 +1,4 @@
-"""Types of K/V caches: the pair that keys and values are kept in, and the bytes of their rows."""
+"""Types in which K/V caches store keys and values, by name, and the bytes that a row of a type takes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,19 @@ class KvType:
 
     @classmethod
     def named(cls, k: str, v: str) -> KvType:
-        """The pair by names of `KV_TYPES`."""
+        """The pair of types with these names, keys of `KV_TYPES`."""
         return cls(KV_TYPES[k], KV_TYPES[v])
 
     def check(self, head_dim: int, of: str) -> None:
-        """Raises ConfigError when heads of `head_dim` values are no whole blocks; `of`: whose cache, for the message."""
+        """Refuse types whose blocks do not divide a head.
+
+        Args:
+            head_dim: Values of a head.
+            of: Whose cache it is, for the message.
+
+        Raises:
+            ConfigError: It names the option.
+        """
         for option, type_ in (("type_k", self.k), ("type_v", self.v)):
             if head_dim % lib.ggml_blck_size(type_):
                 raise ConfigError(
@@ -46,17 +54,17 @@ class KvType:
 
 
 def is_quantised(type_: int) -> bool:
-    """Whether values of this ggml type share a scale with others of their block."""
+    """Whether a ggml type is quantised: its values share a scale with others of their block."""
     return lib.ggml_blck_size(type_) > 1
 
 
 def stored_row(type_: int, row: int) -> int:
-    """Elements that a row of `row` takes in a cache: a block more where it would not be whole words, as which rows are moved."""
+    """Elements stored for a row of `row` elements: one block more where needed for whole words, in which rows are moved."""
     return row + (lib.ggml_row_size(type_, row) % 4 != 0) * lib.ggml_blck_size(type_)
 
 
 def row_bytes(type_: int, row: int) -> int:
-    """Bytes of a cache row of `row` elements."""
+    """Bytes that a row of `row` elements takes in a cache."""
     return lib.ggml_row_size(type_, stored_row(type_, row))
 
 

@@ -66,6 +66,7 @@ class ResidentMask:
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return sum(store.nbytes for store in self._stores)
 
     def nbytes_on(self, side: Device) -> int:
@@ -175,5 +176,6 @@ class ResidentMask:
             out[lag <= -self.window] = HIDDEN
 
     def close(self) -> None:
+        """Free the memory."""
         for store in self._stores:
             store.close()

@@ -61,9 +61,14 @@ class KeptExperts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes. kept: what lies with the host instead.
+    """Bytes by part for `n_ctx` tokens of context, on a device with `free` bytes.
 
-    Of several devices this is the first one's plan. beside: those of the others. where: each device's name, and what lies there.
+    Of several devices this is the first one's plan.
+
+    Attributes:
+        kept: What lies with the host instead.
+        beside: Those of the others.
+        where: Each device's name, and what lies there.
     """
 
     n_ctx: int
@@ -75,10 +80,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
+        """Bytes of all parts on this device."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
+        """Whether every device has room for its parts."""
         return all(one.missing <= 0 for one in self.devices)
 
     @property
@@ -100,7 +107,11 @@ class MemoryPlan:
         return found
 
     def check(self, parts: Sequence[Part]) -> None:
-        """Raises DeviceError that names the largest part and what to lower when it does not fit."""
+        """Refuse a plan that does not fit.
+
+        Raises:
+            DeviceError: It names the largest part and what to lower.
+        """
         side, short = max(enumerate(self.devices), key=lambda one: one[1].missing)
         if short.missing <= 0:
             return
@@ -144,7 +155,11 @@ class MemoryPlan:
 
 
 def part_on(name: str, where: str) -> str:
-    """The name of a part that lies on a further device; where: the device's name, and what lies there."""
+    """The name of a part that lies on a further device.
+
+    Args:
+        where: The device's name, and what lies there.
+    """
     return f"{name} on {where.split(':')[0]}"
 
 
@@ -159,7 +174,11 @@ def cache_rows(n_ctx: int, over: int) -> int:
 
 
 def plan(parts: Sequence[Part], over: int, n_ctx: int, free: int | Sequence[int]) -> MemoryPlan:
-    """The plan for `n_ctx` tokens. free: bytes of the device, or of each of several."""
+    """The plan for `n_ctx` tokens.
+
+    Args:
+        free: Bytes of the device, or of each of several.
+    """
     rows = cache_rows(n_ctx, over)
     sizes = [free] if isinstance(free, int) else free
     first, *others = (
@@ -174,8 +193,12 @@ def fit(
 ) -> MemoryPlan:
     """The plan for the longest context up to `longest` that fits into `free` bytes, or into each of several devices.
 
-    share: how much of what the rest leaves a context may take, where other programs live in the same memory; a context of 4,096
-    tokens is then never too long, for it takes what it is used for only. Raises DeviceError when nothing fits.
+    Args:
+        share: How much of what the rest leaves a context may take, where other programs live in the same memory; a
+            context of 4,096 tokens is then never too long, for it takes what it is used for only.
+
+    Raises:
+        DeviceError: Nothing fits.
     """
     least = min(256, longest)
     if share < 1:

@@ -19,16 +19,23 @@ APART, CLOSE = (1.0, 0.5, 0.25, 0.0), (0.0,)
 
 
 class RowPool:
-    """The rows of an engine's caches. `lend` takes the first range that is long enough and leaves room to grow."""
+    """The rows of an engine's caches. `lend` takes the first range that is long enough and leaves room to grow.
+
+    Args:
+        apart: `APART` or `CLOSE`.
+    """
 
     def __init__(self, n_rows: int, apart: tuple[float, ...] = CLOSE) -> None:
-        """apart: `APART` or `CLOSE`."""
         self.n_rows, self.apart = n_rows, apart
         self._lent: list[range] = []  # in order
         self._stale: set[int] = set()  # units that past sequences have written
 
     def lend(self, n: int) -> range:
-        """A range of n rows or, up to a multiple of 256, a few more. Raises NoRoomError when none is free in one piece."""
+        """A range of n rows or, up to a multiple of 256, a few more.
+
+        Raises:
+            NoRoomError: None is free in one piece.
+        """
         for apart in self.apart:
             if (found := self._first(n, apart)) is not None:
                 i, rows = found
@@ -90,7 +97,11 @@ class RowPool:
         return found
 
     def give_back(self, rows: range) -> None:
-        """Take a lent range back. Raises ValueError for one that is not lent."""
+        """Take a lent range back.
+
+        Raises:
+            ValueError: For one that is not lent.
+        """
         self._lent.remove(rows)
 
     def left_in(self, rows: range) -> None:

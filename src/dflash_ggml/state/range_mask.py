@@ -23,7 +23,10 @@ def of_blocks(
 ) -> list[Callable[..., Tensor]]:
     """Attention over each group of a context (see `under`), for so many blocks of columns; `fill` provides the inputs.
 
-    n_kv: rows of each group. pieces: ranges of a column in it."""
+    Args:
+        n_kv: Rows of each group.
+        pieces: Ranges of a column in it.
+    """
     n = block * blocks
     masks = [g.range_mask(g.input(f"mask{i}", I32, n, 2 * p), n_kv[i]) for i, p in enumerate(pieces)]
     if blocks > MOST_SPANS:
@@ -38,7 +41,12 @@ def of_blocks(
 
 
 def fill(graph: Graph, group: int, ranges: NDArray[np.int32]) -> None:
-    """ranges: int32 [pieces, 2, blocks, block], the rows from and to before which each column sees, of each of its ranges."""
+    """Set the ranges of rows that each column sees.
+
+    Args:
+        group: Number of the group of layers.
+        ranges: int32 [pieces, 2, blocks, block], for each piece the row from which and before which a column sees.
+    """
     _, _, blocks, block = ranges.shape
     graph.inputs[f"mask{group}"].array[:] = ranges.reshape(-1, blocks * block)
     if "seqs" not in graph.inputs:

@@ -46,10 +46,13 @@ class Below:
 
 
 class Near:
-    """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches."""
+    """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches.
+
+    Args:
+        seqs: See Batch; None where the columns are of one sequence.
+    """
 
     def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None) -> None:
-        """seqs: see Batch; None where the columns are of one sequence."""
         self.n, self.positions, self._seqs, self._spans = n, positions, None, None
         self.n_kv = padded(window - 1 + TILE - 1 + n, 256)
         if seqs is not None:
@@ -78,7 +81,20 @@ class Near:
 
 
 class Ring:
-    """The layers of one window: their rows, and what a pass sees of them. window: tokens that a column sees, itself included."""
+    """The layers of one window: their rows, and what a pass sees of them.
+
+    Args:
+        device: The first of the devices.
+        name: Start of its inputs' names.
+        layers: The attention layers, all with this window.
+        kv_type: Types of keys and values.
+        n_rows: Rows of each state index, as `ring_rows` gives them.
+        n_states: Sequences.
+        sides: The side on which each layer lies; empty where all lie on `device`.
+
+    Attributes:
+        window: Tokens that a column sees, itself included.
+    """
 
     def __init__(
         self,
@@ -90,7 +106,6 @@ class Ring:
         n_states: int,
         sides: Sequence[int] = (),
     ) -> None:
-        """`n_rows` of each state index, as `ring_rows` gives them; name: of its inputs."""
         assert layers[0].window is not None
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
         self.cache = KvCache(device, layers, kv_type, n_rows * n_states, sides)
@@ -172,4 +187,5 @@ class Ring:
         return [(t, self.n_rows, self.window - 1) for t in self.cache.slices]
 
     def close(self) -> None:
+        """Free the memory."""
         self.cache.close()

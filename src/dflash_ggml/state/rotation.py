@@ -4,7 +4,7 @@ A quantised cache keeps H k in place of k and H v in place of v, with H orthonor
 Queries are multiplied too, which leaves their products with keys unchanged, and the output of attention is multiplied
 once more. Keys are rotated over a whole head, values over 64 of it, as llama.cpp does.
 
-The rotation is a product with a small constant matrix that carries ggml's hint that it is a Hadamard matrix
+The rotation is a matmul with a small constant matrix that carries ggml's hint that it is a Hadamard matrix
 (docs/decisions/0008): CPU and CUDA replace it by their fast transform, every other device multiplies.
 """
 
@@ -59,9 +59,11 @@ class Rotations:
 
     @property
     def nbytes(self) -> int:
+        """Bytes on the device."""
         return self._store.nbytes
 
     def close(self) -> None:
+        """Free the memory."""
         self._store.close()
 
 
@@ -71,7 +73,11 @@ def rotation_bytes(head_dims: Iterable[int], kv_type: KvType) -> int:
 
 
 def hadamard(n: int) -> np.ndarray:
-    """The orthonormal Hadamard matrix of Sylvester's order, float32 [n, n]; `n`: a power of two."""
+    """The orthonormal Hadamard matrix of Sylvester's order, float32 [n, n].
+
+    Args:
+        n: A power of two.
+    """
     h = np.ones((1, 1))
     while len(h) < n:
         h = np.block([[h, h], [h, -h]])

@@ -30,12 +30,17 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after `tokens`. `live`: recurrent tensors, raw bytes; `rows`: the K/V rows of all tokens, or None. Of the last
-    block some rows may be those of further tokens.
+    """The state after `tokens`. Of the last block some rows may be those of further tokens.
 
-    rings: the last rows of the rings of target and draft, in order of their positions; they go round, so a snapshot without
-    `rows` has them too.
-    in_draft: which positions the draft has seen, bool [len(tokens)]. types: ggml types of the caches that rows are of.
+    Attributes:
+        tokens: The committed tokens.
+        live: Recurrent tensors, raw bytes.
+        rows: The K/V rows of all tokens, or None.
+        in_draft: Which positions the draft has seen, bool [len(tokens)].
+        logits: The target's logits after the last token, float32 [n_vocab], if they are known.
+        types: ggml types of the caches that rows are of.
+        rings: The last rows of the rings of target and draft, in order of their positions; they go round, so a snapshot
+            without `rows` has them too.
     """
 
     tokens: tuple[int, ...]
@@ -131,7 +136,11 @@ class Tensors:
         return tuple(t.type for t in (*self.caches, *(t for t, *_ in self.rings)))
 
     def check(self, snapshot: Snapshot) -> None:
-        """Raises ConfigError for a snapshot of another model or another type of cache."""
+        """Refuse a snapshot of another model, or of caches of another type.
+
+        Raises:
+            ConfigError: It says which.
+        """
         n = len(snapshot.tokens)
         live = [a.nbytes for a in (*snapshot.live, *snapshot.rings)]
         if live != [*(sum(map(lib.ggml_nbytes, part)) for part in self.live), *self._ring_bytes(n)]:

@@ -18,7 +18,11 @@ from .rotation import rotation_bytes
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """An attention layer: one row of keys and one of values per token. `window`: how many tokens it sees (None: all)."""
+    """An attention layer: one row of keys and one of values per token.
+
+    Attributes:
+        window: How many tokens it sees (None: all).
+    """
 
     heads: int
     head_dim: int
@@ -62,10 +66,14 @@ class Recurrent:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The layers of a model in order. Raises ConfigError for recurrent layers of several shapes, which no op takes.
+    """The layers of a model in order.
 
-    sides: of the device, on which each layer lies; empty where all lie on the first.
-    n_ranks: above 1 the layers are those of a first device, then those of a second one: parts of the same layers.
+    Attributes:
+        sides: Of the device, on which each layer lies; empty where all lie on the first.
+        n_ranks: Above 1 the layers are those of a first device, then those of a second one: parts of the same layers.
+
+    Raises:
+        ConfigError: For recurrent layers of several shapes, which no op takes.
     """
 
     layers: tuple[KvLayer | Recurrent, ...]

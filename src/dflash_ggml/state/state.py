@@ -48,9 +48,22 @@ class TargetState:
         n_batch: int = 0,
         draft_device: Device | None = None,
     ) -> None:
-        """`n_rows` K/V rows, of types `kv_type`; `max_width` 0 leaves the trees' memory out (plain decoding);
-        `feature_row`: elements that the draft wants of each node; `n_batch`: tokens of a prompt's batch, for the layers with a
-        window; `draft_device`: the side that has the features (None: the first)."""
+        """Allocate the state of a target.
+
+        Args:
+            device: The first of the devices.
+            spec: The target's layers.
+            kv_type: Types of the K/V caches.
+            n_rows: K/V rows of layers that see everything.
+            max_width: Columns of the widest tree; 0 leaves the trees' memory out (plain decoding).
+            feature_row: Elements that the draft wants of each node.
+            n_states: Sequences.
+            n_batch: Tokens of a prompt's batch, for the layers with a window.
+            draft_device: The side that has the features (None: the first).
+
+        Raises:
+            DeviceError: It does not fit.
+        """
         self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
         # the rows behind are a pass's padding, never read
         spare = SPARE if n_states > 1 else 0
@@ -166,6 +179,7 @@ class TargetState:
         }
 
     def close(self) -> None:
+        """Free the memory."""
         self.kv.close()
         for ring in self.rings:
             ring.close()
@@ -213,6 +227,7 @@ class LayerStates:
             self.tree.allocate()
 
     def close(self) -> None:
+        """Free the memory."""
         self.live.close()
         self.tree.close()
 
@@ -226,7 +241,11 @@ def state_parts(
     n_states: int = 1,
     n_batch: int = 0,
 ) -> list[Part]:
-    """What a TargetState of these arguments takes, for the memory plan. `unit`: the device's alignment in bytes."""
+    """What a TargetState of these arguments takes, for the memory plan.
+
+    Args:
+        unit: The device's alignment in bytes.
+    """
     spare = SPARE if n_states > 1 else 0
     columns = max(n_batch, max_width, 1)
 
