@@ -38,7 +38,9 @@ class BreakEven:
 def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[BreakEven]:
     """By step end up to `budget`, behind `context` tokens; none before plain, draft and verify passes were measured.
 
-    depth: the longest path of the draft. Of its blocks that one counts which leaves a step the most room to pay in.
+    Args:
+        depth: The longest path of the draft. Of its blocks that one counts which leaves a step the most room to pay
+            in.
     """
     plain = costs.of("plain", 1, context)
     if plain is None or len(costs.curve("verify", context)) < 2 or not costs.curve("draft", context):

@@ -88,7 +88,9 @@ class Costs:
     def measured(self, kind: Pass, ms: float, columns: int = 1, context: int = 0, sequences: int = 1) -> None:
         """Note a measurement, which is taken in when a cost is asked for, or by `catch_up` while a device is busy.
 
-        columns: of all sequences; context: their mean.
+        Args:
+            columns: Of all sequences.
+            context: Their mean.
         """
         self._noted.append((kind, max(ms, LEAST), columns, context, sequences))
 

@@ -27,10 +27,13 @@ class Forecast:
 
     Trees are kept node by node, largest gain first. Their mean would hide that a step of high acceptance takes the columns
     that one of low acceptance leaves, which is what a longer draft is for.
+
+    Args:
+        depth: Of the draft.
+        others: The mean of all sequences, which learns too.
     """
 
     def __init__(self, depth: int, others: Forecast | None = None) -> None:
-        """depth: of the draft. others: the mean of all sequences, which learns too."""
         self.blocks, self.others = blocks(depth), others
         self.tried = 0  # trees
         self._gains: dict[int, deque[Array]] = {block: deque(maxlen=LOOK_BACK) for block in self.blocks}

@@ -17,7 +17,11 @@ MOST = 16.0  # plain steps' time of gains that later losses may be drawn from
 
 @dataclass(slots=True)
 class Ledger:
-    """left: milliseconds that may still be lost, None before a plain step was measured."""
+    """What drafting may still lose against plain decoding.
+
+    Attributes:
+        left: Milliseconds, None before a plain step was measured.
+    """
 
     left: float | None = None
 

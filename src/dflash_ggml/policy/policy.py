@@ -57,8 +57,12 @@ log_ = logging.getLogger("dflash_ggml")
 
 @dataclass(slots=True)
 class StepTimes:
-    """Wall milliseconds of one step. tree: planning it and growing its tree. `host` is what the other four leave: masks,
-    sampling, bookkeeping."""
+    """Wall milliseconds of one step.
+
+    Attributes:
+        tree: Planning the step and growing its trees.
+        host: What the other four leave: masks, sampling, bookkeeping.
+    """
 
     draft: float = 0.0
     tree: float = 0.0
@@ -138,12 +142,15 @@ class _Step:
 
 
 class Policy:
-    """Plans the steps of an engine."""
+    """Plans the steps of an engine.
+
+    Args:
+        depth: The longest path that the draft model proposes, 0 without one.
+    """
 
     def __init__(
         self, depth: int, costs: Costs | None = None, is_gpu: bool = False, most_columns: int = MOST_COLUMNS
     ) -> None:
-        """depth: the longest path that the draft model proposes, 0 without one."""
         self.depth, self.is_gpu, self.most = depth, is_gpu, most_columns
         self.costs = costs or Costs()
         self.calibration, self.forecast = Calibration(), Forecast(depth)  # of all sequences

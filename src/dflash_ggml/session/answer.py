@@ -81,22 +81,30 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """The visible text so far."""
         return "".join(b.text for b in self.blocks if b.kind == "text")
 
     @property
     def reasoning(self) -> str:
+        """The reasoning so far."""
         return "".join(b.text for b in self.blocks if b.kind == "reasoning")
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
+        """Log-probabilities of the tokens so far."""
         return [t for b in self.blocks for t in b.logprobs]
 
     @property
     def tools(self) -> list[Block]:
+        """The tool calls so far."""
         return [b for b in self.blocks if b.kind == "tool"]
 
     def done(self) -> tuple[Usage, Finish]:
-        """Usage and finish; raises DflashError when the events ended without them."""
+        """Usage and finish.
+
+        Raises:
+            DflashError: The events ended without them.
+        """
         if self.usage is None or self.finish is None:
             raise DflashError("the answer ended early")
         return self.usage, self.finish

@@ -63,7 +63,11 @@ class Entry:
 
 
 def state_identity(engine: Engine) -> list[str]:
-    """What a snapshot of this engine depends on: the models' bytes, and the form of the state. Raises OSError."""
+    """What a snapshot of this engine depends on: the models' bytes, and the form of the state.
+
+    Raises:
+        OSError: A model file cannot be read.
+    """
     config, state = engine.config, engine.passes.state
     drafter = engine.drafter
     rows: list[Any] = [(t, 0) for t in (*state.kv.slices, *(drafter.rows if drafter else ()))]
@@ -81,10 +85,17 @@ def state_identity(engine: Engine) -> list[str]:
 
 class DiskCache:
     """Snapshots of one model in a folder, a file for those of one prompt. `load` and `put` belong to the inference thread;
-    another one writes."""
+    another one writes.
+
+    Args:
+        limit: Bytes of all files.
+        identity: What the state depends on.
+
+    Raises:
+        ConfigError: For a folder that cannot be used.
+    """
 
     def __init__(self, folder: Path, limit: int, identity: Sequence[str]) -> None:
-        """limit: bytes of all files. identity: what the state depends on. Raises ConfigError for a folder that cannot be used."""
         self.limit = limit
         self._root = folder / OWN
         name = hashlib.sha256(json.dumps([FORMAT, *identity]).encode()).hexdigest()[:24]
@@ -139,7 +150,9 @@ class DiskCache:
     def put(self, snapshot: Snapshot, *marks: Snapshot, wait: bool = False) -> bool:
         """Have a snapshot with rows written, and marks, the states of prefixes.
 
-        wait: for those that were put before. False for one that is too short, too large, there already, or one too many.
+        Args:
+            wait: For those that were put before. False for one that is too short, too large, there already, or one
+                too many.
         """
         if snapshot.rows is None or len(snapshot.tokens) < SHORTEST or _size(snapshot, *marks) > self.limit:
             return False

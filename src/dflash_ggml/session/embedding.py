@@ -22,8 +22,11 @@ def embed(
 ) -> NDArray[np.float32]:
     """The hidden states after the output norm of a sequence of its own, pooled to float32 [n_embd]; "none": [n, n_embd].
 
-    Not normalised. It is made between two steps, and leaves the slot's tokens and cached prefixes as they are. Zeros where it was
-    stopped before the first token. Raises ContextOverflowError, ConfigError as the slot's `hidden_states` does.
+    Not normalised. It is made between two steps, and leaves the slot's tokens and cached prefixes as they are. Zeros
+    where it was stopped before the first token.
+
+    Raises:
+        ContextOverflowError, ConfigError: As the slot's `hidden_states` does.
     """
     kept: list[NDArray[np.float32]] = []
     sums = np.zeros(session.engine.params.n_embd, np.float64)

@@ -71,8 +71,14 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class WidthUse:
-    """Steps of one width. nodes: drafted ones that were verified, 0 in plain decoding; tokens: what the steps emitted; ms: wall
-    milliseconds of all of them; predicted_ms: what one was expected to take at the end, None where nothing was known."""
+    """Steps of one width.
+
+    Attributes:
+        nodes: Drafted ones that were verified, 0 in plain decoding.
+        tokens: What the steps emitted.
+        ms: Wall milliseconds of all of them.
+        predicted_ms: What one was expected to take at the end, None where nothing was known.
+    """
 
     nodes: int
     steps: int
@@ -95,12 +101,20 @@ class SourceTotal:
 class Usage:
     """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
 
-    `predicted_n` leaves out the end-of-generation token; `reasoning_n` is part of it. `steps` counts target passes after
-    the prompt's own. `draft_n` counts tree nodes offered to the target (roots excluded), `draft_n_accepted` those it
-    kept; `sources` the same by source, a node that two offer counts for both. `mode` is what was asked for, plain where nothing
-    drafts; `budget` the most nodes that a step could offer (0 in plain decoding); `widths` what the steps were, narrowest
-    first. `prompt_kept_n`: tokens of the prompt that were prefilled, where it was shortened; `score_ms`, a part of
-    `prompt_ms`: what choosing them took.
+    Attributes:
+        prompt_n: Tokens of the prompt.
+        cached_n: Those of them that were in the prefix cache.
+        predicted_n: Tokens emitted, without the end-of-generation token.
+        reasoning_n: Those of them that are reasoning.
+        steps: Target passes after the prompt's own.
+        draft_n: Tree nodes offered to the target, roots excluded.
+        draft_n_accepted: Those that the target kept.
+        sources: The same by source; a node that two offer counts for both.
+        mode: What was asked for, plain where nothing drafts.
+        budget: The most nodes that a step could offer, 0 in plain decoding.
+        widths: What the steps were, narrowest first.
+        prompt_kept_n: Tokens of the prompt that were prefilled, where it was shortened.
+        score_ms: What choosing them took, a part of `prompt_ms`.
     """
 
     prompt_n: int

@@ -46,9 +46,22 @@ LEAST_RESERVE = 32  # where there are not as many
 class Generation:
     """A prompt and what follows it; a subclass makes events of it.
 
-    Waiting without a slot, prefilling with one, decoding once it has a sequence; preempted: its state while others have the
-    cache rows. remaining: tokens still to prefill. since: arrival in seconds. is_short: of cache rows. runs_ahead: it goes on
-    while its caller does not wait. reader: the thread that last asked for an event.
+    It waits without a slot, prefills with one, and decodes once it has a sequence.
+
+    Args:
+        ids: The prompt.
+        options: How it is decoded, as `CachedSlot.begin` takes it; "max_tokens": 0 asks for the prompt alone.
+        boundaries: Positions at which messages start.
+        first_answer: Position at which the first of the assistant's does.
+        should_stop: Asked once per step; true cancels.
+
+    Attributes:
+        preempted: Its state while others have the cache rows.
+        remaining: Tokens still to prefill.
+        since: Arrival in seconds.
+        is_short: It lacks cache rows.
+        runs_ahead: It goes on while its caller does not wait.
+        reader: The thread that last asked for an event.
     """
 
     wants_prompt_logits = False
@@ -62,7 +75,6 @@ class Generation:
         first_answer: int = 0,
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """options: of the decoding, as `CachedSlot.begin` takes them; "max_tokens": 0 asks for the prompt alone."""
         self.events: deque[Any] = deque()
         self.error: Exception | None = None
         self.ended = self.abandoned = self.is_awaited = self.runs_ahead = False
@@ -79,10 +91,12 @@ class Generation:
 
     @property
     def is_prefilling(self) -> bool:
+        """Whether its prompt is being prefilled."""
         return self.slot is not None and self.sequence is None
 
     @property
     def is_decoding(self) -> bool:
+        """Whether it emits tokens."""
         return self.slot is not None and self.sequence is not None
 
     def reservations(self) -> tuple[int, ...]:
@@ -95,7 +109,11 @@ class Generation:
         """The prompt is about to be prefilled behind `cached` tokens."""
 
     def prefilled(self, logits: list[Logits] | None) -> None:
-        """A chunk was prefilled; logits: after each of its tokens, where `wants_prompt_logits`."""
+        """A chunk was prefilled.
+
+        Args:
+            logits: After each of its tokens, where `wants_prompt_logits`.
+        """
 
     def take(self, step: Step) -> None:
         """A step was decoded."""
@@ -116,7 +134,11 @@ def answer_limit(engine: Engine, prepared: Prepared) -> int:
 
 
 class RequestGeneration(Generation):
-    """Answers a request: text events, statistics, finish. grammar: processor to apply after the caller's own."""
+    """Answers a request: text events, statistics, finish.
+
+    Args:
+        grammar: Processor to apply after the caller's own.
+    """
 
     def __init__(
         self,
@@ -185,10 +207,12 @@ class RequestGeneration(Generation):
     # ---- what the scheduler hands over
 
     def begin(self, cached: int) -> None:
+        """Say how much of the prompt was in the prefix cache."""
         self._cached_n = cached
         self.events.append(Begin(self._sent_n, cached))
 
     def prefilled(self, logits: list[Logits] | None) -> None:
+        """Report progress, and log-probabilities of the prompt where they were asked for."""
         for row in logits or ():
             self._add_prompt_entry(row)
         self._prompt_ms += self.lap()
@@ -209,6 +233,7 @@ class RequestGeneration(Generation):
         self._last_logits = row
 
     def take(self, step: Step) -> None:
+        """Count a step and pass its text on."""
         self._predicted_ms += self.lap()
         if step.mode != "prefill":  # the first token comes from the prompt's own pass
             self._steps += 1
@@ -229,6 +254,7 @@ class RequestGeneration(Generation):
         self._drain()
 
     def finish(self, cancelled: bool = False) -> None:
+        """Emit what was held back, the usage and the reason of the end."""
         if cancelled and self._reason is None:
             self._reason = "cancelled"
         self._sink.flush(cut=self._reason != "stop")

@@ -87,6 +87,10 @@ def finish_reason(reason: str) -> str:
 
 
 def call_object(block: Block, name: str | None = None) -> dict[str, Any]:
-    """A tool call of a chat message; name: what the client calls the tool, if the model knows it by another name."""
+    """A tool call of a chat message.
+
+    Args:
+        name: What the client calls the tool, if the model knows it by another name.
+    """
     function = {"name": block.name if name is None else name, "arguments": block.text}
     return {"id": block.id, "type": "function", "function": function}

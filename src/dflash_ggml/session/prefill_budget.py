@@ -26,17 +26,19 @@ RECENT = 64  # chunks that costs are known from: a size that was slow once is tr
 
 
 class Prompt(Protocol):
-    """A prompt that is not prefilled yet. remaining: tokens to prefill; since: its arrival, in seconds; is_scoring: the prompt
-    scorer reads it, whose chunks take other times than the target's."""
+    """A prompt that is not prefilled yet."""
 
     @property
-    def remaining(self) -> int: ...
+    def remaining(self) -> int:
+        """Tokens to prefill."""
 
     @property
-    def since(self) -> float: ...
+    def since(self) -> float:
+        """Its arrival, in seconds."""
 
     @property
-    def is_scoring(self) -> bool: ...
+    def is_scoring(self) -> bool:
+        """Whether the prompt scorer takes it in, whose chunks take other times than the target's."""
 
 
 class ChunkCosts:

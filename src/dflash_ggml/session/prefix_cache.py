@@ -34,8 +34,11 @@ INNER = 1 / 8  # how likely a prompt parts at a snapshot below many, beside one 
 class Entry:
     """A snapshot among others.
 
-    below: tokens of the longest snapshot of a shorter prefix. n_above: snapshots of longer ones. used: the cache's clock when a
-    prompt last had these tokens. n_begun: prompts that went on from here.
+    Attributes:
+        below: Tokens of the longest snapshot of a shorter prefix.
+        n_above: Snapshots of longer ones.
+        used: The cache's clock when a prompt last had these tokens.
+        n_begun: Prompts that went on from here.
     """
 
     __slots__ = ("below", "n_above", "n_begun", "snapshot", "used")
@@ -52,7 +55,8 @@ class PrefixCache:
     would have to be prefilled again. A clock, which stands at the worth of what went last, makes old ones go in the end
     (GreedyDual-Size, Cao and Irani 1997).
 
-    on_device: whether a slot has the rows of a snapshot.
+    Args:
+        on_device: Whether a slot has the rows of a snapshot.
     """
 
     def __init__(self, budget: int, on_device: Callable[[Snapshot], bool] = lambda snapshot: False) -> None:
@@ -189,9 +193,10 @@ class PrefixCache:
     def plan(self, ids: Ids, start: int, boundaries: Sequence[int], first_answer: int = 0) -> list[int]:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
-        boundaries: message starts. Of these those up to the first answer (instructions that conversations share) and the
-        last two (where the next turn joins, with or without this turn's answer as it was written) are taken, and one in
-        every few thousand tokens, where an edit of the history is likely to begin.
+        Args:
+            boundaries: Message starts. Of these those up to the first answer (instructions that conversations share)
+                and the last two (where the next turn joins, with or without this turn's answer as it was written) are
+                taken, and one in every few thousand tokens, where an edit of the history is likely to begin.
         """
         if self.budget <= 0:
             return []

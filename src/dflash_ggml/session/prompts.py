@@ -29,9 +29,12 @@ NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 class Prepared:
     """A request with its prompt, plain data as well.
 
-    text: the rendered conversation, or the text before a completion. boundaries: positions in ids at which messages
-    start; first_answer: at which the first of the assistant's does. reasoning: whether the text ends inside an open think
-    block, and whether that is begun. selection: how the prompt was shortened to ids; None where that was not asked for.
+    Attributes:
+        text: The rendered conversation, or the text before a completion.
+        boundaries: Positions in ids at which messages start.
+        first_answer: At which the first of the assistant's does.
+        reasoning: Whether the text ends inside an open think block, and whether that is begun.
+        selection: How the prompt was shortened to ids; None where that was not asked for.
     """
 
     request: ChatRequest | CompletionRequest
@@ -61,9 +64,13 @@ class Prepared:
 class Prompts:
     """Makes the prompts of one vocabulary; any thread may ask.
 
-    thinking, variables, reasoning_budget: for chats that leave them open. prompt_keep: the least share of a prompt that a
-    request may have prefilled; None: all of every prompt. scorer: name of the model that chooses it, None where words do. Raises
-    ConfigError where what words need is not installed.
+    Args:
+        thinking, variables, reasoning_budget: For chats that leave them open.
+        prompt_keep: The least share of a prompt that a request may have prefilled; None: all of every prompt.
+        scorer: Name of the model that chooses it, None where words do.
+
+    Raises:
+        ConfigError: What words need is not installed.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class Prompts:
 
     @property
     def scorer(self) -> str | None:
-        """What chooses the part of a prompt that is read: a model's name, or "lexical"; None where all is read."""
+        """What chooses the part of a prompt that is prefilled: a model's name, or "lexical"; None where all of it is."""
         return None if self._least_keep is None else self._scorer or LexicalScorer.name
 
     def budget(self, request: ChatRequest) -> int | None:
@@ -101,9 +108,15 @@ class Prompts:
         return None if self._budget == 0 and request.enable_thinking else self._budget
 
     def make(self, request: ChatRequest | CompletionRequest, most: int | None = None) -> Prepared:
-        """The prompt of a request. Raises ConfigError for one that cannot be rendered.
+        """The prompt of a request.
 
-        Raises TooManyTokens as soon as it is certain that a text has more than `most`.
+        Args:
+            request: A chat or a completion.
+            most: Tokens beyond which counting stops.
+
+        Raises:
+            ConfigError: The prompt cannot be rendered.
+            TooManyTokens: A text has more than `most` tokens; raised as soon as that is certain.
         """
         if isinstance(request, ChatRequest):
             return self._chat(request, most)

@@ -26,14 +26,18 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec
 class GenerationOptions:
     """What completions and chats share.
 
-    max_tokens: None fills the context, 0 only takes the prompt in. logprobs: None for none, else how many alternatives
-    per token (0 is allowed). mode and budget override the engine's speculation for this request. return_steps: a
-    StepReport of every step. return_tokens: deltas name their tokens also without logprobs.
-    min_tokens: the answer does not end of its own accord before; ignore_eos: it never does (a grammar still ends it).
-    stop_token_ids: tokens that end it too, and are not shown.
-    penalize_prompt: penalties count the prompt too, not only what is generated.
-    prompt_keep: the share of the prompt that is prefilled, lossy (see `text.prompt_selection`); None: all of it.
-    prompt_scorer: "lexical" has it chosen by words where a model would choose it.
+    Attributes:
+        max_tokens: None fills the context, 0 only prefills the prompt.
+        logprobs: None for none, else how many alternatives per token (0 is allowed).
+        mode, budget: Override the engine's speculation for this request.
+        return_steps: Give a StepReport of every step.
+        return_tokens: Deltas name their tokens also without logprobs.
+        min_tokens: The answer does not end of its own accord before.
+        ignore_eos: It never does (a grammar still ends it).
+        stop_token_ids: Tokens that end it too, and are not shown.
+        penalize_prompt: Penalties count the prompt too, not only what is generated.
+        prompt_keep: The share of the prompt that is prefilled, lossy (see `text.prompt_selection`); None: all of it.
+        prompt_scorer: "lexical" has it chosen by words where a model would choose it.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -69,9 +73,11 @@ class GenerationOptions:
 class CompletionRequest(GenerationOptions):
     """Continue a text, a token list, or a list of tokens and texts.
 
-    suffix: ask for what belongs between prompt and suffix (suffix_first: show the model the suffix first; files: others that
-    it sees before both, `filename` and `text`).
-    prompt_logprobs: also report the prompt's own tokens; nothing of it is then taken from the prefix cache.
+    Attributes:
+        suffix: Ask for what belongs between prompt and suffix.
+        suffix_first: Show the model the suffix first.
+        files: Others that it sees before both, `filename` and `text`.
+        prompt_logprobs: Also report the prompt's own tokens; nothing of it is then taken from the prefix cache.
     """
 
     prompt: str | Sequence[int | str]
@@ -85,14 +91,17 @@ class CompletionRequest(GenerationOptions):
 class ChatRequest(GenerationOptions):
     """Answer a conversation; messages and tools in the shapes of OpenAI's chat completions.
 
-    stop strings and grammar bind the visible text only, not the reasoning. parallel_tool_calls False ends the answer
-    after one call. continue_final_message: the last message is from the assistant and is to be continued.
-    add_generation_prompt False: the prompt ends behind the last message, without opening the assistant's.
-    template: source text of a chat template instead of the session's own. enable_thinking None leaves the choice to the
-    session, and where that has none to the template. split_reasoning False leaves reasoning in the text, None leaves
-    that to the session too.
-    reasoning_budget: tokens of reasoning before its end is forced, -1 without a limit; None leaves it to reasoning_effort
-    (see `session.thinking`), and where that is None too to the session.
+    Stop strings and the grammar bind the visible text only, not the reasoning.
+
+    Attributes:
+        parallel_tool_calls: False ends the answer after one call.
+        template: Source text of a chat template instead of the session's own.
+        enable_thinking: None leaves the choice to the session, and where that has none to the template.
+        reasoning_budget: Tokens of reasoning before its end is forced, -1 without a limit; None leaves it to
+            `reasoning_effort` (see `session.thinking`), and where that is None too to the session.
+        split_reasoning: False leaves reasoning in the text, None leaves that to the session.
+        continue_final_message: The last message is from the assistant and is to be continued.
+        add_generation_prompt: False: the prompt ends behind the last message, without opening the assistant's.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -34,7 +34,16 @@ POLL_S = 0.5  # a thread that ends notifies no other: those that wait for it loo
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all steps so far; sequences: in them, columns: of their passes."""
+    """Sums over all steps so far.
+
+    Attributes:
+        passes: Steps.
+        columns: Columns of their passes: drafted tokens, and one of each sequence.
+        sequences: Sequences in them.
+        emitted: Tokens that they gave.
+        preemptions: Sequences that gave up their slot for want of cache rows.
+        seconds: Time in them.
+    """
 
     passes: int = 0
     columns: int = 0
@@ -52,7 +61,13 @@ class Tally:
 
 
 class Loan(Generation):
-    """Work of a caller on a slot, done between two steps. ids: the slot that has most of them is best."""
+    """Work of a caller on a slot, done between two steps.
+
+    Args:
+        work: Called with the slot.
+        ids: The slot that holds the longest prefix of these is best.
+        room: Tokens that it needs cache rows for.
+    """
 
     def __init__(self, work: Callable[[CachedSlot], Any], ids: Sequence[int], room: int) -> None:
         super().__init__(ids, {})
@@ -60,6 +75,7 @@ class Loan(Generation):
         self.remaining = room  # for the budget it is a prompt
 
     def reservations(self) -> tuple[int, ...]:
+        """Its room, as if it were a prompt."""
         return (self.remaining,)
 
 
@@ -113,7 +129,11 @@ class Scheduler:
         yield from self.events(generation)
 
     def submit(self, *generations: Generation) -> None:
-        """Queue generations. Raises ConfigError once closed."""
+        """Queue generations.
+
+        Raises:
+            ConfigError: The session is closed.
+        """
         self._refuse_inside()
         if self._thread is None:
             me = threading.current_thread()

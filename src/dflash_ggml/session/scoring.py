@@ -72,9 +72,13 @@ class ScoredText:
 
 
 class Scoring(Generation):
-    """The choice of what is prefilled of a prompt: no slot, no sequence; `prepared` has it at the end.
+    """A model's choice of what is prefilled of a prompt: a generation without slot and sequence; `prepared` has it at the end.
 
-    remaining: tokens that the scorer has still to read. It holds one prompt at a time.
+    Attributes:
+        remaining: Tokens that the scorer has still to take in. It holds one prompt at a time.
+
+    Raises:
+        ContextOverflowError: The prompt is longer than the scorer has room for.
     """
 
     is_scoring = True
@@ -82,7 +86,6 @@ class Scoring(Generation):
     def __init__(
         self, engine: Engine, prompts: Prompts, prepared: Prepared, should_stop: Callable[[], bool] | None
     ) -> None:
-        """Raises ContextOverflowError for a prompt that is longer than the scorer has room for."""
         assert engine.scorer is not None and prepared.choice is not None
         self._engine, self._scorer, self._prompts, self.prepared = engine, engine.scorer, prompts, prepared
         tokenizer = self._scorer.tokenizer
@@ -99,6 +102,7 @@ class Scoring(Generation):
 
     @property
     def is_prefilling(self) -> bool:
+        """Whether the scorer has begun with it."""
         return self._has_begun and not self.ended
 
     def start(self) -> None:
@@ -123,5 +127,6 @@ class Scoring(Generation):
             self.prepared = self._prompts.chosen(self.prepared, self._text.scores(masses), self._ms)
 
     def finish(self, cancelled: bool = False) -> None:
+        """Settle the choice without scores where none was made, so that the request can end."""
         if self.prepared.choice is not None:  # a request that ends all the same needs no good choice
             self.prepared = self._prompts.chosen(self.prepared, None, self._ms)

@@ -93,7 +93,11 @@ class Session:
 
     @property
     def grammars(self) -> GrammarCompiler:
-        """The grammar compiler of this vocabulary, built at the first use. Raises ConfigError without llguidance."""
+        """The grammar compiler of this vocabulary, built at the first use.
+
+        Raises:
+            ConfigError: Without llguidance.
+        """
         if self._grammars is None:
             self._grammars = GrammarCompiler(self.tokenizer, self.engine.n_vocab, self._vet)
         return self._grammars
@@ -106,8 +110,9 @@ class Session:
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
         """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.
 
-        Raises ConfigError for a prompt or a grammar that cannot be, ContextOverflowError for a prompt that leaves no
-        room for an answer.
+        Raises:
+            ConfigError: The prompt cannot be rendered, or the grammar not compiled.
+            ContextOverflowError: The prompt leaves no room for an answer.
         """
         engine = self.engine
         try:
@@ -146,9 +151,10 @@ class Session:
     def chosen(
         self, prepared: Prepared, should_stop: Callable[[], bool] | None = None
     ) -> Generator[Event, None, Prepared]:
-        """A prompt of which it is known what is prefilled: scored, with the progress of that, where a model has to choose.
+        """A prompt of which it is settled what is prefilled; where a model chooses, it is scored first, which yields progress.
 
-        Raises ContextOverflowError where it is too long for that.
+        Raises:
+            ContextOverflowError: The prompt is too long for the scorer.
         """
         if prepared.choice is None:
             return prepared
@@ -157,7 +163,11 @@ class Session:
         return scoring.prepared
 
     def constraint(self, prepared: Prepared) -> Constraint | None:
-        """What a request demands of the form of its answer. Raises ConfigError for demands that exclude each other."""
+        """The constraint on the form of an answer that follows from a request, None without one.
+
+        Raises:
+            ConfigError: Demands exclude each other.
+        """
         asked = prepared.request
         if isinstance(asked, CompletionRequest):
             return None if asked.grammar is None else Constraint(asked.grammar)
@@ -261,7 +271,15 @@ def run_chat(
 ) -> Generator[Event, None, None]:
     """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
 
-    should_stop is asked once per step. Raises at the first next(): ContextOverflowError, ConfigError.
+    Args:
+        session: Whose engine answers.
+        request: The chat, or what `Session.prepare` made of it.
+        hooks: What is called on the way.
+        should_stop: Asked once per step; true cancels.
+
+    Raises:
+        ContextOverflowError: The prompt leaves no room for an answer; at the first next().
+        ConfigError: Something that was asked for cannot be; at the first next().
     """
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
     if not isinstance(prepared.request, ChatRequest):

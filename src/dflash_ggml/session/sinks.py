@@ -41,7 +41,11 @@ class Sink:
 
 
 class TextSink(Sink):
-    """Tokens in, TextDeltas out. offset: characters of text before the output."""
+    """Tokens in, TextDeltas out.
+
+    Args:
+        offset: Characters of text before the output.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], offset: int = 0) -> None:
         super().__init__(tokenizer, StopStrings(stop))
@@ -59,7 +63,11 @@ class TextSink(Sink):
             self.finish = "stop"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: emit what was held back, unless a stop string ended it. cut: a limit ended it."""
+        """The output is over: emit what was held back, unless a stop string ended it.
+
+        Args:
+            cut: A limit ended it.
+        """
         if self._stops.matched is None:
             visible, stopped = self._stops.feed(self._decoder.flush())
             self._say(visible if stopped else visible + self._stops.flush())
@@ -71,9 +79,15 @@ class TextSink(Sink):
 
 
 class ChatSink(Sink):
-    """Tokens in, the events of a ChatParser out. one_call: finish after the first tool call.
+    """Tokens in, the events of a ChatParser out.
 
-    thought: the parser that tells where reasoning ends, another one where `parser` leaves it in the text; limit: of it.
+    Args:
+        tokenizer: The model's.
+        parser: Splits the text.
+        thought: The parser that tells where reasoning ends, another one where `parser` leaves it in the text.
+        stops: Stop strings, for the visible text.
+        one_call: Finish after the first tool call.
+        limit: Tokens of reasoning, if they are limited.
     """
 
     def __init__(
@@ -127,7 +141,11 @@ class ChatSink(Sink):
             self.finish = "tool_calls"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: emit what was held back. cut: a limit ended it, not the model."""
+        """The output is over: emit what was held back.
+
+        Args:
+            cut: A limit ended it, not the model.
+        """
         self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush(cut))
 
     def _take(self, events: Sequence[Delta]) -> None:

@@ -31,7 +31,9 @@ Logits = NDArray[np.float32]
 class CachedSlot:
     """A slot of the engine and how its tokens relate to prompts; only this class resets or restores it.
 
-    busy: a generation has it. used: when one last got it, in generations.
+    Attributes:
+        busy: A generation has it.
+        used: When one last got it, in generations.
     """
 
     def __init__(self, slot: Slot, slots: Slots) -> None:
@@ -130,8 +132,11 @@ class CachedSlot:
     ) -> None:
         """Prefill the next chunk of a prompt that was started here: at most so many tokens, up to the next snapshot.
 
-        logits gets those after every token of the chunk. beside: see `Slot.prefill`; others: sequences that it steps, whose
-        columns are part of the pass.
+        logits gets those after every token of the chunk.
+
+        Args:
+            beside: See `Slot.prefill`.
+            others: Sequences that it steps, whose columns are part of the pass.
         """
         at = self.slot.n_tokens
         left = min((mark for mark in self._marks if mark > at), default=len(ids)) - at
@@ -176,7 +181,11 @@ class CachedSlot:
     # ---- decoding
 
     def begin(self, **how: Any) -> Decoding:
-        """Begin to decode; the logits are consumed. how: as the engine's slot takes it."""
+        """Begin to decode; the logits are consumed.
+
+        Args:
+            how: As the engine's slot takes it.
+        """
         self._has_logits = False
         return self.slot.begin(**how)
 
@@ -198,7 +207,11 @@ class CachedSlot:
         self.slot.reset()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot. Raises ConfigError where that is impossible."""
+        """Go back to a snapshot.
+
+        Raises:
+            ConfigError: Its K/V rows are gone, or its shape differs.
+        """
         self._has_logits = self._has_ended = False
         bare = replace(snapshot, rows=None)
         if not self.slot.can_restore(bare):
@@ -211,7 +224,12 @@ class CachedSlot:
         self.busy, self._has_ended = False, True
 
     def close(self, keep: bool, wait: bool = False) -> None:
-        """Give the slot back to the engine. keep: the prefix for later prompts; wait: for the disk."""
+        """Give the slot back to the engine.
+
+        Args:
+            keep: The prefix for later prompts.
+            wait: For the disk.
+        """
         try:
             if keep:
                 self._save(0, wait)
@@ -261,7 +279,12 @@ class CachedSlot:
 
 
 class Slots:
-    """All open slots of an engine. disk: keeps prefixes beyond this process; copies: of K/V rows to or from the host, so far."""
+    """All open slots of an engine.
+
+    Attributes:
+        disk: Keeps prefixes beyond this process.
+        copies: Of K/V rows to or from the host, so far.
+    """
 
     def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
         self.engine, self.cache, self.disk = engine, cache, disk
@@ -334,7 +357,12 @@ class Slots:
         slot.adopt(holder.slot.completed(found, self.cache.rows(found.tokens)))
 
     def close_slot(self, slot: CachedSlot, keep: bool = True, wait: bool = False) -> None:
-        """Give up a slot. keep: its prefix, in memory and on disk; wait: for the disk."""
+        """Give up a slot.
+
+        Args:
+            keep: Its prefix, in memory and on disk.
+            wait: For the disk.
+        """
         self.all.remove(slot)
         slot.close(keep, wait)
 

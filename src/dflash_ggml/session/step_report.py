@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One step. Node 0 is the root (the pending token); `path`: the accepted nodes, root first; `emitted`: the texts
-    that the step added; `times`: milliseconds by part of the step; `sources`: who offered each node, 0 for the root, 1 a draft
-    model, 2 prompt lookup, 3 both. A step without a draft has no nodes."""
+    """One step, as a client sees it. A step without a draft has no nodes.
+
+    Attributes:
+        tokens, parents, texts, log_probs: Of each node of the tree; node 0 is the root (the pending token).
+        path: The accepted nodes, root first.
+        emitted: The texts that the step added.
+        times: Milliseconds by part of the step.
+        sources: What offered each node: 0 for the root, 1 a draft model, 2 prompt lookup, 3 both.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -41,7 +47,7 @@ class StepReport:
         if tree is not None and tree.sources is not None:
             sources = tuple(tree.sources.tolist())
         names = ("draft", "tree", "verify", "commit", "host")
-        # what was copied and is not in the answer may be from the answer to another client
+        # what prompt lookup proposed and is not in the answer may be from the answer to another client
         hidden = {i for i, source in enumerate(sources) if source & 2 and i not in step.path}
         tokens = tuple(-1 if i in hidden else token for i, token in enumerate(tokens))
         return cls(

@@ -15,7 +15,8 @@ N_KEPT = 16  # compiled templates of requests
 class Templates:
     """Compiled templates by their source, for one vocabulary; any thread may ask.
 
-    source: the template of requests that bring none (None: the vocabulary's own).
+    Args:
+        source: The template of requests that bring none (None: the vocabulary's own).
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
@@ -33,7 +34,8 @@ class Templates:
     def of(self, source: str | None) -> tuple[ChatTemplate, tuple[int, ...]]:
         """A template and the two tokens with which it opens an answer, none if the first is no control token.
 
-        Raises ConfigError for a template that does not compile, or None where there is no default.
+        Raises:
+            ConfigError: For a template that does not compile, or None where there is no default.
         """
         if source is None or (self._default is not None and source == self._default[0].source):
             if self._default is None:

@@ -28,7 +28,11 @@ class ThoughtLimit:
 
 
 def check_thinking(budget: int | None, effort: Effort | None) -> None:
-    """Raises ConfigError for a budget below -1 or an effort that has no share."""
+    """Refuse a budget below -1 or an effort that has no share.
+
+    Raises:
+        ConfigError: A field is wrong; it names it.
+    """
     if budget is not None and budget < -1:
         raise ConfigError(f"reasoning_budget: expected -1 (no limit), 0 or more tokens, got {budget}")
     if effort is not None and effort not in EFFORTS:
