@@ -170,6 +170,7 @@ class Pinned:
             self.array = np.frombuffer(ffi.buffer(lib.ggml_backend_buffer_get_base(buffer), size), np.uint8)
 
     def close(self) -> None:
+        """Free the memory."""
         if self._buffer != ffi.NULL:
             self.array = np.empty(0, np.uint8)
             ffi.release(self._buffer)
@@ -187,12 +188,19 @@ class Device:
         yielding: bool = False,
         stock: bool = False,
     ) -> None:
-        """Open `info`. `n_threads` counts CPU threads (None: physical cores); `reference` asks the CPU for its plain
-        kernels, whose results do not depend on the width of a batch; `yielding`: use fewer threads while others want the
-        cores; `stock`: compose our operations of ggml's own where there are kernels of them too (slow, for tests). Attention of
-        a single column over 512 rows or more is summed per thread: its last bits follow their number.
+        """Open a device.
 
-        Raises DeviceError when the backend cannot be opened, ConfigError for a bad thread count.
+        Args:
+            info: Which one.
+            n_threads: CPU threads (None: physical cores).
+            reference: Use the CPU's plain kernels, whose results do not depend on the width of a batch. Attention of a single
+                column over 512 rows or more is summed per thread all the same: its last bits follow their number.
+            yielding: Use fewer threads while others want the cores.
+            stock: Compose our operations of ggml's own where there are kernels of them too (slow, for tests).
+
+        Raises:
+            DeviceError: The backend cannot be opened.
+            ConfigError: The number of threads is out of range.
         """
         self.info = info
         self._process = os.getpid()
@@ -246,6 +254,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
         return self.info.is_gpu
 
     @property
@@ -288,8 +297,14 @@ class Device:
     def join(self, other: Device, is_host: bool = False, has_layers: bool = True) -> Device:
         """Let another device share the graphs of this one, which are cut where tensors cross between them, and be closed with it.
 
-        is_host: it is the CPU that computes with weights which stay in its memory, and comes last. has_layers: layers may lie
-        there. Returns `other`."""
+        Args:
+            other: The device.
+            is_host: It is the CPU that computes with weights which stay in its memory, and comes last.
+            has_layers: Layers may lie there.
+
+        Returns:
+            `other`.
+        """
         assert self.host is None, "the host comes last"
         other.has_layers = has_layers and not is_host
         other.main, other.index, other.sides, other.homes = self, len(self.sides), self.sides, self.homes
@@ -302,7 +317,9 @@ class Device:
     def rank_with(self, other: Device) -> None:
         """Let this device and one that joined it compute halves of every layer at the same time.
 
-        Raises DeviceError where they cannot write into each other's memory."""
+        Raises:
+            DeviceError: They cannot write into each other's memory.
+        """
         names = f"{self.label} and {other.label}"
         if self.is_gpu:
             if self._kind != "CUDA":
@@ -442,10 +459,17 @@ class Device:
         min_width: int = 1,
         max_width: int = NARROW_COLUMNS,
     ) -> None:
-        """CUDA: our kernels for narrow matmuls (the default), or ggml's own, for weights of ggml type `type_`
-        (GGML_TYPE_COUNT: all) at these widths. CUDA graphs are captured anew: not for the middle of a text.
+        """Choose between our kernels for narrow matmuls (the default) and ggml's own; CUDA only, elsewhere nothing changes.
 
-        Raises ValueError for widths outside 1..64."""
+        CUDA graphs are captured anew: not for the middle of a sequence.
+
+        Args:
+            on: Use ours.
+            type_: The ggml type of weights that this is about (GGML_TYPE_COUNT: all).
+
+        Raises:
+            ValueError: Widths are outside 1..64.
+        """
         if not 1 <= min_width <= max_width <= NARROW_COLUMNS:
             raise ValueError(f"widths {min_width}..{max_width} are outside 1..{NARROW_COLUMNS}")
         for side in self.sides:
@@ -461,15 +485,24 @@ class Device:
                     lib.ggml_backend_cuda_set_wide_mul_mat(side.backend, type_, on)
 
     def run(self, cgraph: Any) -> None:
-        """`compute`. Raises DeviceError when the backend fails."""
+        """Launch a placed graph as `compute` does.
+
+        Raises:
+            DeviceError: The backend fails.
+        """
         status = self.compute(cgraph)
         if status != lib.GGML_STATUS_SUCCESS:
             raise DeviceError(f"{self.info.name}: graph ended with status {status}")
 
     def compute(self, cgraph: Any) -> int:
-        """Launch a placed graph; a GPU may still be at it on return. Returns ggml's status.
+        """Launch a placed graph; a GPU may still be at it on return.
 
-        Raises DeviceError in a process forked from the one that opened a GPU, which that process cannot use."""
+        Returns:
+            ggml's status.
+
+        Raises:
+            DeviceError: This process was forked from the one that opened the GPU, which it cannot use.
+        """
         if self._pool is not None:
             self._pool.in_this_process()
         elif self._process != os.getpid():

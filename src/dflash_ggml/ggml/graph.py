@@ -29,6 +29,7 @@ class Input:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor."""
         return lib.ggml_nbytes(self.tensor)
 
     def use(self, memory: np.ndarray) -> None:
@@ -144,7 +145,11 @@ class Graph(Operations):
         return t
 
     def place(self, workspace: Workspace) -> Graph:
-        """Give the graph its memory, once. Raises DeviceError when there is not enough, or the device lacks an operation."""
+        """Give the graph its memory, once.
+
+        Raises:
+            DeviceError: There is not enough, or the device lacks an operation.
+        """
         if self._workspace is not None:
             raise ValueError("a graph is placed once; build another")
         if len(self.device.sides) > 1 and self._split is None:
@@ -260,12 +265,14 @@ class Graph(Operations):
 
     @property
     def n_nodes(self) -> int:
+        """Nodes of the graph, before it is divided among sides."""
         return lib.ggml_graph_n_nodes(self.cgraph)
 
     def run(self) -> None:
         """Upload the inputs and compute; a GPU may still be at it on return, and reading a result waits for it.
 
-        Raises DeviceError when the backend fails.
+        Raises:
+            DeviceError: The backend fails.
         """
         for derive in self._derivations:
             derive()
@@ -279,6 +286,7 @@ class Graph(Operations):
         self.runs += 1
 
     def close(self) -> None:
+        """Free the graph and what it holds; persistent tensors stay."""
         self.fillers.clear()
         self._placings.clear()
         self._derivations.clear()

@@ -20,10 +20,13 @@ def mailbox_words() -> int:
 
 
 class Mailboxes:
-    """One on each of two devices, each with the other's address."""
+    """One on each of two devices, each with the other's address.
+
+    Raises:
+        DeviceError: There is no room.
+    """
 
     def __init__(self, ranks: Sequence[Device]) -> None:
-        """Raises DeviceError where there is no room."""
         self._stores = [Store(device, 1) for device in ranks]
         self.tensors = [store.tensor(I64, mailbox_words(), name="mailbox") for store in self._stores]
         for store in self._stores:
@@ -33,7 +36,11 @@ class Mailboxes:
             device.write(own, np.array([key(other.data)], np.int64))
 
     def check(self) -> None:
-        """Raises DeviceError once a device has waited for the other in vain; results are NaN from then on."""
+        """See whether every device got its answers.
+
+        Raises:
+            DeviceError: One has waited for the other in vain; its results are NaN from then on.
+        """
         for (device, own), other in zip(self._each, reversed(self._each)):
             if device.read_bytes(own, np.empty(8, np.uint8), 8).any():
                 raise DeviceError(
@@ -46,5 +53,6 @@ class Mailboxes:
         return sum(store.nbytes for store in self._stores if store.device is side)
 
     def close(self) -> None:
+        """Free the memory."""
         for store in self._stores:
             store.close()

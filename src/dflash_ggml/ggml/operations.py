@@ -21,7 +21,9 @@ MOST_SPANS = 32  # sequences whose ranges of rows attention accepts
 class Yarn(NamedTuple):
     """Rotary positions stretched `factor` times beyond the `n_ctx` positions of the first training (arXiv 2309.00071).
 
-    attention: factor on both rotated sides. fast, slow: turns within n_ctx above and below which a pair is kept or stretched.
+    Attributes:
+        attention: factor on both rotated sides.
+        fast, slow: Turns within n_ctx above and below which a pair is kept or stretched.
     """
 
     factor: float
@@ -126,7 +128,11 @@ class Operations:
     # ---- arithmetic
 
     def mul_mat(self, w: Tensor, x: Tensor, exact: bool = False) -> Tensor:
-        """w [k, m] times x [k, n] -> [m, n], float32. exact: a GPU sums in float32 too where `w` is float16."""
+        """w [k, m] times x [k, n] -> [m, n], float32.
+
+        Args:
+            exact: A GPU sums in float32 too where `w` is float16.
+        """
         if w.ne[0] != x.ne[0]:
             raise ValueError(
                 f"mul_mat: '{ffi.string(w.name).decode()}' {tuple(w.ne)} does not fit {tuple(x.ne)}"
@@ -282,11 +288,21 @@ class Operations:
         spans: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """q [d, n, heads], k and v [d, n_kv, kv_heads], mask float16 [n_kv, n] (0 or -inf) -> [d, heads, n].
+        """Softmax attention.
 
-        seqs as in `ssm_conv_forest`, spans int32 [2, sequences]: first row that a column of the sequence sees, and the one after
-        the last; rows outside are hidden by the mask, and need not be read. sinks float32 [heads]: for each head one more logit,
-        of a value that is 0."""
+        Args:
+            q: [d, n, heads].
+            k, v: [d, n_kv, kv_heads].
+            mask: float16 [n_kv, n], 0 or -inf.
+            scale: Scale of the scores.
+            seqs: As in `ssm_conv_forest`.
+            spans: int32 [2, sequences], first row that a column of the sequence sees, and the one after the last; rows outside
+                are hidden by the mask, and need not be read.
+            sinks: float32 [heads], for each head one more logit, of a value that is 0.
+
+        Returns:
+            [d, heads, n].
+        """
         if mask.ne[0] != k.ne[1] or mask.ne[1] < q.ne[1] or q.ne[2] % k.ne[2]:
             raise ValueError(f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, mask {tuple(mask.ne)} do not fit")
         y = lib.ggml_flash_attn_ext(self.ctx, q, k, v, mask, scale, 0.0, 0.0)
@@ -322,7 +338,11 @@ class Operations:
         return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
     def all_reduce(self, a: Tensor, mailbox: Tensor) -> Tensor:
-        """a plus what the graph of the other rank has there, with the same bits in both; mailbox: see Mailboxes."""
+        """a plus what the graph of the other rank has there, with the same bits in both.
+
+        Args:
+            mailbox: See Mailboxes.
+        """
         return lib.ggml_all_reduce(self.ctx, a, mailbox)
 
     def argmax(self, a: Tensor) -> Tensor:
@@ -340,8 +360,20 @@ class Operations:
     def gated_delta_net(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> Tensor:
-        """Outputs [S*H_v, n] first, then the state after the last token [S*H_v, S]. Token after token, or in chunks
-        where the device has that and the columns are enough for it to be faster; never in reference mode."""
+        """The gated delta rule (arXiv 2412.06464) over the columns of one sequence.
+
+        It runs token after token, or in chunks where the device has that and the columns are enough for it to be faster; never in
+        reference mode.
+
+        Args:
+            q, k: [S, H_k, n].
+            v: [S, H_v, n].
+            g, beta: [1, H_v, n], logarithm of the decay, and write strength.
+            state: [S, S, H_v].
+
+        Returns:
+            The outputs [S*H_v, n], then the state after the last token [S*H_v, S].
+        """
         # ggml-vulkan ends the process on a view that it cannot bind, which its `supports_op` does not ask
         bound = (
             t if t.view_offs % self.device.view_alignment == 0 else self.cont(t)

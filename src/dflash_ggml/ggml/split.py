@@ -219,12 +219,16 @@ class Division:
 
 
 class Split:
-    """The parts and crossings of one graph, in order: what a run does."""
+    """The parts and crossings of one graph, in order: what a run does.
+
+    Args:
+        sides: Of each node.
+        crossings: Node -> the side that it leads to, see Division.
+    """
 
     def __init__(
         self, device: Device, cgraph: Any, sides: Sequence[int], crossings: Mapping[int, int]
     ) -> None:
-        """sides: of each node; crossings: node -> the side that it leads to, see Division."""
         self.device, self.sides = device, list(sides)
         self._cgraph, self._crossings = cgraph, crossings
         self._parts: list[Any] = []
@@ -263,11 +267,16 @@ class Split:
         self._add_ranks()
 
     def run(self) -> None:
-        """Do it all; devices may still be at it on return. Raises DeviceError when a backend fails."""
+        """Do it all; devices may still be at it on return.
+
+        Raises:
+            DeviceError: A backend fails.
+        """
         for action in self._actions:
             action()
 
     def close(self) -> None:
+        """Free the parts."""
         self._actions.clear()
         self._parts.clear()
 

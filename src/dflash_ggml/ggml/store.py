@@ -50,7 +50,11 @@ class Store:
         return view
 
     def allocate(self, clear: bool = True, weights: bool = False) -> Store:
-        """Give every declared tensor its memory, zeroed unless `clear` is False. Raises DeviceError when it does not fit."""
+        """Give every declared tensor its memory, zeroed unless `clear` is False.
+
+        Raises:
+            DeviceError: It does not fit.
+        """
         size = self.wanted
         if size == 0:
             return self
@@ -67,8 +71,11 @@ class Store:
         return self
 
     def reserve(self) -> Store:
-        """Give every declared tensor memory that reads as zeros. A CPU takes a page of it only when something is written there,
-        so what is never used costs nothing. Views are declared afterwards. Raises DeviceError when it does not fit.
+        """Give every declared tensor memory that reads as zeros. A CPU takes a page of it only when something is written
+        there, so what is never used costs nothing. Views are declared afterwards.
+
+        Raises:
+            DeviceError: It does not fit.
         """
         if self.device.is_gpu:
             return self.allocate()
@@ -109,6 +116,7 @@ class Store:
         return 0 if self._buffer == ffi.NULL else lib.ggml_backend_buffer_get_size(self._buffer)
 
     def close(self) -> None:
+        """Free the memory."""
         if self._buffer != ffi.NULL:
             self.device.settle()
             ffi.release(self._buffer)
@@ -150,8 +158,14 @@ class Workspace:
         return [lib.ggml_gallocr_get_buffer_size(self._alloc, side) for side in range(self._sides)]
 
     def place(self, cgraph: Any, sides: Sequence[int] | None = None) -> int:
-        """Give each tensor of a graph its place; the generation in which that holds. sides: where each node's is, if not all on
-        the first. Raises DeviceError when it does not fit."""
+        """Give each tensor of a graph its place; the generation in which that holds.
+
+        Args:
+            sides: Where each node's is, if not all on the first.
+
+        Raises:
+            DeviceError: It does not fit.
+        """
         before = self.sizes
         self.device.settle()  # the memory may have to move
         fits = True
@@ -173,6 +187,7 @@ class Workspace:
         return self.generation
 
     def close(self) -> None:
+        """Free the memory; graphs that were placed in it cannot run any more."""
         if self._alloc != ffi.NULL:
             self.device.settle()
             lib.ggml_gallocr_free(self._alloc)

@@ -31,13 +31,16 @@ class Source(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the tensor."""
         return memoryview(self.data).nbytes
 
 
 def bf16_as_f16(name: str, s: Source) -> Source:
     """The same tensor in float16, for GPUs that multiply BF16 slowly; values below 6e-8 become 0.
 
-    Raises ModelFileError when a value is too large for float16."""
+    Raises:
+        ModelFileError: A value is too large for float16.
+    """
     if s.type != BF16:
         return s
     bits = np.frombuffer(s.data, np.uint16).astype(np.uint32) << 16
@@ -52,9 +55,18 @@ def bf16_as_f16(name: str, s: Source) -> Source:
 class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
-    Matrices, and tensors of several, take a layout made for matmuls where the device has one, except those `gathered` row
-    by row; on the CPU all others stay in the file's mapping. Those `kept` stay with the device's host; `sides` has the numbers of
-    the sides on which others lie than the first.
+    Matrices, and tensors of several, take a layout made for matmuls where the device has one; on the CPU all others stay in
+    the file's mapping.
+
+    Args:
+        device: The first of the devices.
+        sources: What they are made from.
+        gathered: Matrices whose rows are looked up one by one, so that they keep their layout.
+        kept: Those that stay with the device's host.
+        sides: The number of the side for those that do not lie on the first.
+
+    Raises:
+        ModelFileError: A tensor has a type that the device cannot multiply.
     """
 
     def __init__(
@@ -69,7 +81,6 @@ class Weights(Mapping):
         kept: Iterable[str] = (),
         sides: Mapping[str, int] | None = None,
     ) -> None:
-        """Raises ModelFileError for a type that the device cannot multiply."""
         self._device = device
         self._tensors: dict[str, Any] = {}
         self._groups: list[tuple[Store, list[str]]] = []  # of what has to be copied
@@ -117,8 +128,14 @@ class Weights(Mapping):
     def fill(
         self, progress: Progress | None = None, stage: str = "weights", is_short: bool = False
     ) -> Weights:
-        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`. is_short: the host has no room for what it
-        keeps, which is then read from the file again and again. Raises DeviceError when they do not fit."""
+        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`.
+
+        Args:
+            is_short: The host has no room for what it keeps, which is then read from the file again and again.
+
+        Raises:
+            DeviceError: They do not fit.
+        """
         done, total = 0, sum(s.nbytes for s in self.sources.values())
 
         def count(size: int) -> None:
@@ -196,6 +213,7 @@ class Weights(Mapping):
         ]
 
     def close(self) -> None:
+        """Free the device memory; tensors in the file's mapping stay as they are."""
         self._tensors.clear()
         self._kept.close()
         for store, _ in self._groups:
@@ -222,8 +240,14 @@ class Kept:
         self.nbytes = self._store.wanted if self._store else 0
 
     def fill(self, is_short: bool, count: Callable[[int], None]) -> None:
-        """Bring the bytes there; `count` gets the bytes of each tensor. is_short: the host has no room for them, so pages must be
-        free to come and go. Raises DeviceError when copies do not fit."""
+        """Bring the bytes there; `count` gets the bytes of each tensor.
+
+        Args:
+            is_short: The host has no room for them, so pages must be free to come and go.
+
+        Raises:
+            DeviceError: Copies do not fit.
+        """
         if self._store is None:
             return
 
@@ -263,6 +287,7 @@ class Kept:
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
 
     def close(self) -> None:
+        """Free the host's copies and let go of its pages."""
         self.tensors.clear()
         if self._pages is not None:
             self._device.synchronize()

@@ -33,6 +33,7 @@ def make_ffi(cuda: bool = False) -> cffi.FFI:
 
 
 def main() -> None:
+    """Write the C source of the binding to the path that is the one argument."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--cuda", action="store_true", help="also bind the CUDA entry points")

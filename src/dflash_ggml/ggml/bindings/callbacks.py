@@ -22,6 +22,7 @@ _SILENT = 2**31 - 1
 
 @ffi.def_extern()
 def dflash_log_message(level: int, text: ffi.CData) -> None:
+    """Hand a message of ggml's to Python's logging."""
     line = ffi.string(text).decode("utf-8", "replace").rstrip("\n")
     if line:
         logger.log(_LEVELS.get(level, logging.INFO), "%s", line)
@@ -29,6 +30,7 @@ def dflash_log_message(level: int, text: ffi.CData) -> None:
 
 @ffi.def_extern()
 def dflash_abort_trace() -> None:
+    """Print where Python was when ggml ended the process."""
     sys.stdout.flush()
     # the failing check may run on a worker thread without a Python stack, so every thread is shown
     faulthandler.dump_traceback(file=2, all_threads=True)
