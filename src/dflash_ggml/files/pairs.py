@@ -46,6 +46,7 @@ class ModelName:
 
     @property
     def is_whole(self) -> bool:
+        """Whether both family and size are known."""
         return self.family is not None and self.size is not None
 
     def contradicts(self, other: ModelName) -> bool:
@@ -72,9 +73,12 @@ _NO_CHAT = re.compile(rf"(?<![a-z])({'|'.join(_NO_CHATS)})(?![a-z])", re.IGNOREC
 class Pair:
     """A published target and its drafts.
 
-    draft: the one that is fetched for it, `user/repo[:quant]`; None where there is none that can be used, `note` then says why.
-    also: other repositories of it. window: tokens that all layers of the draft but the last see, where that is documented.
-    loads: whether targets of this architecture can be loaded today.
+    Attributes:
+        draft: The one that is fetched for it, `user/repo[:quant]`; None where there is none that can be used, `note`
+            then says why.
+        also: Other repositories of it.
+        window: Tokens that all layers of the draft but the last see, where that is documented.
+        loads: Whether targets of this architecture can be loaded today.
     """
 
     family: str
@@ -87,6 +91,7 @@ class Pair:
 
     @property
     def name(self) -> str:
+        """Family and size, as in Qwen3.6-27B."""
         return f"{self.family}-{self.size}"
 
 

@@ -37,12 +37,18 @@ _TYPES = {
 class SafetensorsFile(KeyedFile):
     """An open safetensors checkpoint with its config.json; keys and tensors are read as from a `GGUFFile`.
 
-    metadata: config.json with nested objects flattened, `dflash_config.block_size`; null counts as missing
-    tensors:  name -> `TensorInfo` (shape in ggml order), offsets within the shard that holds the tensor
+    Args:
+        path: A folder, or one .safetensors file with config.json beside it.
+
+    Attributes:
+        metadata: config.json with nested objects flattened, `dflash_config.block_size`; null counts as missing.
+        tensors: Name -> `TensorInfo` (shape in ggml order), offsets within the shard that holds the tensor.
+
+    Raises:
+        ModelFileError: A file is missing or damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """`path` is a directory or one .safetensors file, config.json beside it. Raises `ModelFileError`."""
         self.path = Path(path)
         folder = self.path if self.path.is_dir() else self.path.parent
         self._data: dict[str, np.ndarray] = {}
@@ -79,7 +85,11 @@ class SafetensorsFile(KeyedFile):
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises `ModelFileError` when it is missing, too large or no such object."""
+    """A JSON object from a file.
+
+    Raises:
+        ModelFileError: It is missing, too large or no such object.
+    """
     if not path.exists():
         raise ModelFileError(f"{path}: no such file; it must lie beside the safetensors weights")
     raw = map_file(path)
@@ -125,7 +135,11 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
-    """The tensors of one file with their bytes, uint8 views into the map. Raises `ModelFileError`."""
+    """The tensors of one .safetensors file, each with its bytes as uint8.
+
+    Raises:
+        ModelFileError: It is damaged, or a tensor has a type that is not supported.
+    """
     whole = map_file(path)
     length = int.from_bytes(bytes(whole[:8]), "little")
     if len(whole) < 8 or length > min(MAX_JSON, len(whole) - 8):

@@ -19,7 +19,11 @@ _ELEMENTS = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u
 
 
 def read_torch_vector(path: Path, key: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
-    """The vector float32 [n] under `key` of a saved dictionary, and what else is in it. Raises ModelFileError."""
+    """The vector float32 [n] under `key` of a saved dictionary, and what else is in it.
+
+    Raises:
+        ModelFileError: The archive cannot be read or has no such vector.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes are too many for a vector")
