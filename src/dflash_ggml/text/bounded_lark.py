@@ -1,4 +1,4 @@
-"""A Lark grammar with the JSON schemas in it made narrower, as schemas by themselves are."""
+"""Lark grammars whose embedded JSON schemas are narrowed, so that every answer ends (see `bounded_schema`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ _OPTIONS = "x-guidance"  # the compiler's own key in a schema
 
 
 def bounded_lark(text: str, options: Mapping[str, Any]) -> str:
-    """The grammar with narrower schemas, each with `options` unless it has its own. Raises ConfigError as for schemas."""
+    """A Lark grammar with each `%json {...}` in it replaced by its narrowed schema.
+
+    Args:
+        text: The grammar. Text after a schema that is no JSON stays as it is: the compiler refuses it and names the place.
+        options: The grammar compiler's options (`x-guidance`) for every schema that brings none of its own.
+
+    Raises:
+        ConfigError: As `bounded_schema` does.
+    """
     pieces, at = [], 0
     while (found := _JSON.search(text, at)) is not None:
         try:

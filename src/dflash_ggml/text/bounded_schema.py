@@ -37,9 +37,15 @@ _LISTS = ("prefixItems", "items", "additionalItems")
 def bounded_schema(
     schema: Any, root: Mapping[str, Any] | None = None, limits: SchemaLimits = LIMITS
 ) -> dict[str, Any] | bool:
-    """The narrower schema, with all that it refers to under `$defs`. root: what `#/...` points into, if not `schema`.
+    """The narrowed schema, with all that it refers to under `$defs`.
 
-    Raises ConfigError for a reference that leads nowhere and for more than the limits.
+    Args:
+        schema: The schema.
+        root: What `#/...` points into, if not `schema`.
+        limits: How large it may be.
+
+    Raises:
+        ConfigError: A reference leads nowhere, or the schema exceeds the limits.
     """
     return _Bounder(schema if root is None else root, limits).run(schema)
 

@@ -33,7 +33,11 @@ _BLANK = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands around thoughts and calls; text: around texts in a call's object, "" where calls are of no such form."""
+    """What stands around thoughts and calls.
+
+    Attributes:
+        text: Around texts in a call's object, "" where calls are of no such form.
+    """
 
     think: str
     end_think: str
@@ -56,13 +60,18 @@ GEMMA = Tags("<|channel>thought", "<channel|>", "<|tool_call>", "<tool_call|>", 
 class CallForm:
     """One form of calls whose arguments stand between tags.
 
-    name: the head of a call, group 1 is the tool's name; bare: it needs no `<tool_call>` before it.
-    key: the head of an argument, group 1 is its name, or without a group the end of the call; open_key: what may become one.
-    end: ends a value where one of `follow` comes behind it; all but the first of these end the call.
-    forgotten: the call's end (group 1) behind a value without an `end`; key_line: an argument's head within such a value.
-    lines: line ends around a value are not part of it. quotes: complete calls inside a value are.
-    In a grammar's rule: `rule_name` and `rule_key` ({}: the name), `rule_end` behind a value and `behind` that, `close`;
-    forbidden: within a value, what the reader takes for its end.
+    Attributes:
+        name: The head of a call, group 1 is the tool's name.
+        bare: It needs no `<tool_call>` before it.
+        key: The head of an argument, group 1 is its name, or without a group the end of the call.
+        open_key: What may become one.
+        end: Ends a value where one of `follow` comes behind it; all but the first of these end the call.
+        forgotten: The call's end (group 1) behind a value without an `end`.
+        key_line: An argument's head within such a value.
+        lines: Line ends around a value are not part of it.
+        quotes: Complete calls inside a value are. In a grammar's rule: `rule_name` and `rule_key` ({}: the name),
+            `rule_end` behind a value and `behind` that, `close`.
+        forbidden: Within a value, what the reader takes for its end.
     """
 
     name: re.Pattern[str]

@@ -38,7 +38,8 @@ def starts_with_any(text: str, options: tuple[str, ...]) -> Verdict:
 def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
     """Whether a text is `{"name": "x", "arguments": ` of a known tool, in this order, before the arguments' brace.
 
-    quoted: names by how they are written. Of a call also the tool's name, and where the arguments begin.
+    Args:
+        quoted: Names by how they are written. Of a call also the tool's name, and where the arguments begin.
     """
     at, name, known = 0, "", tuple(quoted)
     for options in (
@@ -56,10 +57,13 @@ def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
 
 
 class Opening:
-    """judge() a text from the first tag of a call, `<function=` or `{` on; it may grow from one look to the next."""
+    """judge() a text from the first tag of a call, `<function=` or `{` on; it may grow from one look to the next.
+
+    Args:
+        schemas: By the names of the tools that are known.
+    """
 
     def __init__(self, schemas: Mapping[str, Any], tags: Tags = TAGS) -> None:
-        """schemas: by the names of the tools that are known."""
         self._schemas = schemas
         self._tags = tags
         self._quoted = quoted_names(schemas)
@@ -68,7 +72,12 @@ class Opening:
         self._at = 0
 
     def judge(self, text: str, final: bool = False) -> Verdict:
-        """final: nothing comes after this text, so there is nothing to wait for."""
+        """What the text is as far as it is known.
+
+        Args:
+            text: It begins at the tag.
+            final: Nothing comes after it, so there is nothing to wait for.
+        """
         tagged = text.startswith(self._tags.call)
         start = after_blanks(text, len(self._tags.call)) if tagged else 0
         if text.startswith(("{", "["), start):

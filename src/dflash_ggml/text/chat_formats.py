@@ -21,7 +21,9 @@ Around = tuple[str, str]
 class ChatFormat:
     """One turn format of `chat_formats.json`: what stands before and after each role's text, and what opens the answer.
 
-    stop: strings that end an answer. joins: a system message opens the turn of the user after it.
+    Attributes:
+        stop: Strings that end an answer.
+        joins: A system message opens the turn of the user after it.
     """
 
     system: Around
@@ -55,7 +57,11 @@ CHATML = FORMATS["chatml"]
 
 
 def named_template(name: str) -> str:
-    """The template of a format by its name here or in llama.cpp (`llama3`). Raises ConfigError listing the known ones."""
+    """The template of a format by its name here or in llama.cpp (`llama3`).
+
+    Raises:
+        ConfigError: It lists the known ones.
+    """
     found = {key.replace("-", ""): form for key, form in FORMATS.items()}.get(name.replace("-", ""))
     if found is None:
         raise ConfigError(

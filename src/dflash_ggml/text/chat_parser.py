@@ -31,14 +31,15 @@ def reasoning_at_start(prompt: str, form: Tags = TAGS) -> ReasoningMode:
 class ChatParser:
     """feed() text, read events; flush() at the end.
 
-    reasoning: "open" starts inside reasoning, "begun" behind the first words of it, "closed" outside, "off" leaves the tags
-    in the text.
-    schemas: tool name -> its arguments, None: tool-call tags stay in the text.
-    stops: matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
-    bare: calls may come without their tags; False where the answer itself may have to look like one.
-    form: the tags. Only the one that ends reasoning does so; calls inside it count where the output ends with them and it
-    was never ended.
-    tags: those that may be control tokens, which `mark` takes.
+    Attributes:
+        reasoning: "open" starts inside reasoning, "begun" behind the first words of it, "closed" outside, "off"
+            leaves the tags in the text.
+        schemas: Tool name -> its arguments, None: tool-call tags stay in the text.
+        stops: Matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
+        bare: Calls may come without their tags; False where the answer itself may have to look like one.
+        form: The tags. Only the one that ends reasoning does so; calls inside it count where the output ends with
+            them and it was never ended.
+        tags: Those that may be control tokens, which `mark` takes.
     """
 
     tags: tuple[str, ...] = TAGS.tokens
@@ -103,7 +104,11 @@ class ChatParser:
         return self.feed(tag)
 
     def flush(self, cut: bool = False) -> list[Delta]:
-        """The output is over: everything held back that is not part of a stop string. cut: a limit ended it."""
+        """The output is over: everything held back that is not part of a stop string.
+
+        Args:
+            cut: A limit ended it.
+        """
         events: list[Delta] = []
         self._advance(events, final=True, cut=cut)
         if not self.stopped and not self.in_reasoning:

@@ -23,8 +23,11 @@ from .tools import NamedTool, ToolChoice
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one. is_turn:
-    it binds all that the model writes, its thoughts too."""
+    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one.
+
+    Attributes:
+        is_turn: It binds all that the model writes, its thoughts too.
+    """
 
     spec: GrammarSpec
     after: tuple[str, ...] = ()
@@ -53,7 +56,12 @@ def chat_constraint(
 
     A forced tool choice binds the answer to calls (one, unless `parallel`); a JSON response format with tool choice
     "auto" to calls or such an answer; `strict` in "auto" binds every call that the model begins to its tool's schema.
-    schemas: tool name -> argument schema. Raises ConfigError for demands that contradict each other.
+
+    Args:
+        schemas: Tool name -> argument schema.
+
+    Raises:
+        ConfigError: For demands that contradict each other.
     """
     answer = response_format_spec(response_format)
     if grammar is not None and answer is not None:

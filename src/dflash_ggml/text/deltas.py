@@ -23,9 +23,10 @@ class TopLogprob:
 class TokenLogprob:
     """An emitted token with its log-probability and the best alternatives (sorted, best first).
 
-    offset: index of the character at which the token's text begins, in prompt and output of a completion concatenated, in
-    the visible text of a chat. logprob is None for a prompt's first
-    token, which nothing predicts, and where only the tokens were asked for.
+    Attributes:
+        logprob: None for a prompt's first token, which nothing predicts, and where only the tokens were asked for.
+        offset: Index of the character at which the token's text begins, in prompt and output of a completion concatenated,
+            in the visible text of a chat.
     """
 
     token: int

@@ -61,7 +61,12 @@ class LlamaGrammar:
 
     @classmethod
     def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
-        """From a GBNF file. Raises ConfigError if it is empty, OSError if it cannot be read."""
+        """From a GBNF file.
+
+        Raises:
+            ConfigError: It is empty.
+            OSError: It cannot be read.
+        """
         text = Path(file).read_text(encoding="utf-8")
         if not text.strip():
             raise ConfigError(f"{file}: the grammar file is empty")
@@ -86,16 +91,19 @@ class LlamaGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, and keeps the last ones. n_vocab: width of a logits row (at least the
-    tokenizer's). Any thread may ask.
+    """Compiles grammars for one vocabulary, and keeps the last ones. Any thread may ask.
 
-    Raises ConfigError if llguidance is not installed.
+    Args:
+        n_vocab: Width of a logits row (at least the tokenizer's).
+        vet: Asked before a grammar is compiled; raises ConfigError for one that must not be.
+
+    Raises:
+        ConfigError: Llguidance is not installed.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, n_vocab: int, vet: Callable[[GrammarSpec], None] | None = None
     ) -> None:
-        """vet: asked before a grammar is compiled; raises ConfigError for one that must not be."""
         self.tokenizer = tokenizer
         self.n_vocab = n_vocab
         self._vet = vet
@@ -109,7 +117,11 @@ class GrammarCompiler:
         self._tokens()
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
-        """A fresh matcher. Raises ConfigError for a bad grammar, with the compiler's message or the limit that it met."""
+        """A fresh matcher.
+
+        Raises:
+            ConfigError: For a bad grammar, with the compiler's message or the limit that it met.
+        """
         with self._lock:
             made = self._compiled.get(spec)
         if made is None:
@@ -150,7 +162,11 @@ class GrammarCompiler:
         return matcher
 
     def refusal(self, schema: Any, root: Any = None) -> str:
-        """Why a JSON schema does not compile; empty where it does. root: what its references point into."""
+        """Why a JSON schema does not compile; empty where it does.
+
+        Args:
+            root: What its references point into.
+        """
         lib = self._library
         try:
             text = dump_schema(bounded_schema(schema, root))
@@ -205,7 +221,12 @@ class GrammarProcessor:
         self._restart()
 
     def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Raises DflashError if the history itself breaks the grammar or the grammar exceeds its limits."""
+        """Mask the scores of tokens that may not come now.
+
+        Raises:
+            DflashError: The history itself breaks the grammar.
+            ConfigError: The grammar exceeds its limits.
+        """
         bits = self._bits(history)
         if bits is None:
             return scores
@@ -213,7 +234,11 @@ class GrammarProcessor:
         return np.where(allowed, scores, np.float32(-np.inf))
 
     def allows(self, history: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these tokens may come now. Raises as a call does."""
+        """Whether each of these tokens may come now.
+
+        Raises:
+            DflashError, ConfigError: As a call does.
+        """
         bits = self._bits(history)
         if bits is None:
             return np.ones(len(ids), bool)

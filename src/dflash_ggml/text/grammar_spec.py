@@ -1,4 +1,4 @@
-"""Constraints on a text as plain data; module `grammar` compiles them."""
+"""`GrammarSpec`: what the visible text of an answer must match, as plain data; `grammar.py` compiles it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,30 @@ GrammarKind = Literal["json_schema", "json_object", "regex", "gbnf", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """A constraint on the visible text. `text` is the schema (JSON text), pattern or grammar; unused for json_object."""
+    """A constraint on the visible text of an answer.
+
+    Attributes:
+        kind: The language that `text` is in.
+        text: The schema (as JSON), pattern or grammar; unused for json_object.
+    """
 
     kind: GrammarKind
     text: str = ""
 
 
 def spec_of(kind: GrammarKind, text: str | None) -> GrammarSpec | None:
-    """The constraint of a grammar or pattern; None where there is none, which an empty text says too."""
+    """The constraint that a grammar or pattern gives; None without a text, which an empty one counts as."""
     if text is None or not (text if kind == "regex" else text.strip()):
         return None
     return GrammarSpec(kind, text)
 
 
 def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
-    """The constraint of a JSON schema. Raises ConfigError if a text is not JSON."""
+    """The constraint that a JSON schema gives.
+
+    Raises:
+        ConfigError: A text is not JSON, or the schema is no object.
+    """
     if isinstance(schema, str):
         schema = load_schema(schema)
     if not isinstance(schema, (Mapping, bool)):
@@ -38,7 +47,11 @@ def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
 
 
 def load_schema(text: str) -> Any:
-    """JSON text as a value. Raises ConfigError if it is none."""
+    """The value of a JSON text.
+
+    Raises:
+        ConfigError: It is not JSON, nested too deep, or has a number of too many digits.
+    """
     try:
         return loads(text)
     except json.JSONDecodeError as error:
@@ -50,7 +63,11 @@ def load_schema(text: str) -> Any:
 
 
 def dump_schema(schema: Any) -> str:
-    """A schema as JSON text. Raises ConfigError if it cannot be written."""
+    """A schema as JSON text.
+
+    Raises:
+        ConfigError: JSON cannot express it.
+    """
     try:
         return json.dumps(schema)
     except RecursionError:
@@ -65,7 +82,10 @@ def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSp
     """The constraint of an OpenAI `response_format` (None for text).
 
     Understands {"type": "json_object"}, optionally with "schema", and {"type": "json_schema", "json_schema":
-    {"schema": ...}}. Raises ConfigError naming the field.
+    {"schema": ...}}.
+
+    Raises:
+        ConfigError: It is another, or lacks its schema; it names the field.
     """
     if response_format is None:
         return None

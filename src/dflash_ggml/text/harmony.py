@@ -95,8 +95,10 @@ def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class HarmonyParser(ChatParser):
     """ChatParser of this form. What control tokens say comes through `mark`, so that their names in a text are text.
 
-    prompt: as it was rendered; its end says where the output begins. split: reasoning is split off; else it is text, between
-    its tags. A message behind another of its kind is a paragraph of its own.
+    Args:
+        prompt: As it was rendered; its end says where the output begins.
+        split: Reasoning is split off; else it is text, between its tags. A message behind another of its kind is a
+            paragraph of its own.
     """
 
     tags = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
@@ -122,13 +124,16 @@ class HarmonyParser(ChatParser):
 
     @property
     def in_call(self) -> bool:
+        """Whether the arguments of a call are being written."""
         return self._arguments is not None
 
     @property
     def in_text(self) -> bool:
+        """Whether the visible text is being written."""
         return self._head is None and super().in_text
 
     def mark(self, tag: str) -> list[Delta]:
+        """Take a control token of the form."""
         events: list[Delta] = []
         if self.stopped:
             return events

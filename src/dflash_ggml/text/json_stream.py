@@ -16,7 +16,8 @@ _WORD_CHARS = frozenset("+-._")
 class JsonStream:
     """feed() text, read strict JSON; `done` is set behind the bracket that closes the first one.
 
-    depth: brackets that are open already.
+    Args:
+        depth: Brackets that are open already.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -142,7 +143,11 @@ class TaggedStream(JsonStream):
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, or of a Python object written in its place. Raises ValueError for anything else."""
+    """The value of a JSON text, or of a Python object written in its place.
+
+    Raises:
+        ValueError: For anything else.
+    """
     text = text.strip()
     try:
         return _loads(text)

@@ -16,8 +16,11 @@ _MARK = "qzxj"
 class Renders:
     """What a template makes of roles.
 
-    system, system_later: it shows a system message at the head, and behind others. repeated: two messages of the user
-    in a row. without_user: a conversation in which the user says nothing. role: whether it shows a role of this name.
+    Attributes:
+        system, system_later: It shows a system message at the head, and behind others.
+        repeated: Two messages of the user in a row.
+        without_user: A conversation in which the user says nothing.
+        role: Whether it shows a role of this name.
     """
 
     system: bool

@@ -37,7 +37,11 @@ class Facts:
 
 
 def facts_of(schema: Any, reader: SchemaReader, size: SchemaSize) -> Facts:
-    """Facts of a schema with all that apply to the same value. Raises ConfigError for more than the limits."""
+    """Facts of a schema with all that apply to the same value.
+
+    Raises:
+        ConfigError: For more than the limits.
+    """
     facts = Facts()
     for i, (keywords, branch) in enumerate(reader.in_place(schema)):
         size.count(int(i > 0), 0)  # the schema itself is counted elsewhere

@@ -16,7 +16,8 @@ Refusal = Callable[[Any, Any], str]  # why a schema does not compile, within its
 def find_fault(schemas: Mapping[str, Any], refusal: Refusal) -> str | None:
     """The path to the innermost schema that does not compile by itself, and why; None where all do.
 
-    schemas: by what to call them.
+    Args:
+        schemas: By what to call them.
     """
     end = time.monotonic() + SECONDS
     refused = {label: refusal(schema, schema) for label, schema in schemas.items() if time.monotonic() < end}

@@ -86,8 +86,10 @@ _DEEP = 64  # schemas in each other, references followed, whose types are looked
 class Typed:
     """The values that a schema allows.
 
-    types: names of JSON types, empty for any. values: all of them, where they are listed. limited: strings must meet
-    more than that.
+    Attributes:
+        types: Names of JSON types, empty for any.
+        values: All of them, where they are listed.
+        limited: Strings must meet more than that.
     """
 
     types: frozenset[str] = frozenset()
@@ -112,7 +114,8 @@ class SchemaReader:
     def keywords(self, schema: Any) -> dict[str, Any] | bool:
         """The keywords of a schema that constrain a value, normalised; a bool for a schema that allows all or nothing.
 
-        Raises ConfigError for what is no schema.
+        Raises:
+            ConfigError: For what is no schema.
         """
         keywords = _kept(schema)
         while isinstance(keywords, dict) and keywords.keys() == {"allOf"} and _holds_one(keywords["allOf"]):
@@ -212,7 +215,11 @@ class SchemaReader:
     def in_place(self, schema: Any, conditional: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
         """The keywords of a schema and of those that its `$ref` and `allOf` apply to the same value; True: of unions' branches.
 
-        conditional: branches of conditions too. What is no schema is left out.
+        What is no schema is left out.
+
+        Args:
+            schema: Where it begins.
+            conditional: Branches of conditions too.
         """
         seen: set[int] = set()
         branches = (*UNIONS, *_CONDITIONAL) if conditional else UNIONS
@@ -238,10 +245,13 @@ class SchemaReader:
                 todo += [(sub, True) for sub in keywords["dependentSchemas"].values()]
 
     def walk(self, schema: Any) -> Iterator[tuple[str, dict[str, Any], bool]]:
-        """Every schema in `schema` and in what it refers to, once: its path, its keywords, and whether another
-        schema applies to the same value.
+        """Every schema in `schema` and in what it refers to, once; what is no schema is left out.
 
-        Raises ConfigError for a reference that names nothing; what is no schema is left out.
+        Yields:
+            Its path, its keywords, and whether another schema applies to the same value.
+
+        Raises:
+            ConfigError: A reference names nothing.
         """
         seen: set[tuple[int, bool]] = set()
         todo: list[tuple[str, Any, bool]] = [("", schema, False)]
@@ -267,7 +277,8 @@ class SchemaReader:
     def parts(self, keywords: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         """Subschemas: their labels in a path, the schema, whether they apply to the same value as `keywords`.
 
-        Raises ConfigError for a reference that names nothing.
+        Raises:
+            ConfigError: For a reference that names nothing.
         """
         for key, value in keywords.items():
             if key == "$ref":

@@ -16,8 +16,10 @@ MOST_STEPS = 10_000  # of all `multipleOf`: the compiler makes a state of each r
 class SchemaLimits:
     """How much a schema may be before it is compiled.
 
-    nodes: schemas, names and enumerated values, with what references repeat; nesting: of schemas in each other;
-    depth: the same with references followed.
+    Attributes:
+        nodes: Schemas, names and enumerated values, with what references repeat.
+        nesting: Of schemas in each other.
+        depth: The same with references followed.
     """
 
     nodes: int = 10_000

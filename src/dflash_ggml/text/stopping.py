@@ -10,10 +10,12 @@ from ..errors import ConfigError
 class StopStrings:
     """Passes text through up to the first stop string, holding back only what may still become one.
 
-    Of several stop strings the one that is complete first in the text wins, whatever their order in `stops`;
-    of those that end at the same character, the longest. Judged character by character like this, the text
-    does not depend on how many tokens arrive at once. Raises ConfigError if a stop string is empty or no
-    UTF-8.
+    Of several stop strings the one that is complete first in the text wins, whatever their order in `stops`; of those
+    that end at the same character, the longest. Judged character by character like this, the text does not depend on
+    how many tokens arrive at once.
+
+    Raises:
+        ConfigError: A stop string is empty or no UTF-8.
     """
 
     def __init__(self, stops: Sequence[bytes | str] | bytes | str) -> None:

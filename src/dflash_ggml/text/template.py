@@ -36,7 +36,12 @@ def _words(error: Exception) -> str:
 class ChatTemplate:
     """A model's chat template, compiled once.
 
-    source: jinja2 text; bos_token, eos_token: their texts ("" if none). Raises ConfigError if it does not compile.
+    Args:
+        source: jinja2 text.
+        bos_token, eos_token: Their texts ("" if none).
+
+    Raises:
+        ConfigError: It does not compile.
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
@@ -106,11 +111,18 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> str:
-        """The prompt text of a conversation (messages as `normalise_messages` returns them).
+        """The prompt text of a conversation.
 
-        continue_final_message: end inside the last message, or the thought in which that ends, instead of opening a new
-        one; blanks at its end stay if the template keeps them. kwargs go to the template.
-        Raises ConfigError with the template's own message when it refuses the conversation.
+        Args:
+            messages: As `normalise_messages` returns them.
+            tools: Definitions of tools.
+            add_generation_prompt: Open the assistant's message at the end.
+            continue_final_message: End inside the last message, or the thought in which that ends, instead of opening a new
+                one; blanks at its end stay if the template keeps them.
+            kwargs: Further variables of the template.
+
+        Raises:
+            ConfigError: The template refuses the conversation; it has the template's own message.
         """
         rows = [words_as_thought(m) if self.tags is GEMMA else dict(m) for m in messages]
         thought = None
@@ -202,7 +214,10 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     """One dialect from several: plain-text content, tool-call arguments as mappings, unknown roles kept.
 
     "developer" becomes "system", "function" becomes "tool", text parts are joined, a legacy function_call becomes a
-    tool call. Raises ConfigError naming the message and field.
+    tool call.
+
+    Raises:
+        ConfigError: It names the message and field.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError("messages: expected a non-empty list of messages")
@@ -234,7 +249,11 @@ def _normalise_message(message: Mapping[str, Any], where: str) -> dict[str, Any]
 
 
 def content_text(content: Any, where: str) -> str:
-    """The text of a message's content: a string, None, or a list of text parts. Raises ConfigError on other parts."""
+    """The text of a message's content: a string, None, or a list of text parts.
+
+    Raises:
+        ConfigError: On other parts.
+    """
     if content is None:
         return ""
     if isinstance(content, str):

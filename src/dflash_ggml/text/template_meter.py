@@ -44,7 +44,11 @@ METER = Meter()
 
 
 def metered(run: Callable[[], _T]) -> _T:
-    """The result of `run`, which may use templates of this environment. Raises TemplateError beyond the limits."""
+    """The result of `run`, which may use templates of this environment.
+
+    Raises:
+        TemplateError: Beyond the limits.
+    """
     before = METER.left, METER.look, METER.end
     METER.left, METER.look, METER.end = STEPS, STEPS - _LOOKS, time.thread_time() + SECONDS
     try:

@@ -262,6 +262,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return parsed
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute of a template's value; of a dictionary its member, as the sandbox would find it without its detours."""
         if type(obj) is dict and attribute not in _DICT:  # as the sandbox would find it, without its detours
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
@@ -305,6 +306,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return total
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """An operator on two values, refused where its result would be too large."""
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if abs(left) > 1 and left.bit_length() * abs(right) > meter.BITS:
                 refuse(f"it makes an integer of more than {meter.BITS} bits")
@@ -323,14 +325,22 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def compiled(source: str) -> jinja2.Template:
-    """A template. Raises TemplateError for one that is too long, and whatever else compiling raises."""
+    """A template.
+
+    Raises:
+        TemplateError: For one that is too long, and whatever else compiling raises.
+    """
     if len(source) > SOURCE:
         refuse(f"it has {len(source)} characters, at most {SOURCE} are allowed")
     return meter.metered(lambda: Environment().from_string(source))
 
 
 def rendered(template: jinja2.Template, scope: dict[str, Any]) -> str:
-    """The text that a compiled template makes. Raises TemplateError beyond a limit, and whatever else it raises."""
+    """The text that a compiled template makes.
+
+    Raises:
+        TemplateError: Beyond a limit, and whatever else it raises.
+    """
 
     def run() -> str:
         pieces, n = [], 0

@@ -105,10 +105,11 @@ class TooManyTokens(Exception):
 class Tokenizer:
     """The vocabulary of a model.
 
-    tokens:        the texts by id, as stored
-    special_ids:   name ("bos", "eos", "mask", ...) -> id, as far as declared
-    eog_ids:       ids that end a generation
-    chat_template: the file's default chat template, or None
+    Attributes:
+        tokens: The texts by id, as stored.
+        special_ids: Name ("bos", "eos", "mask", ...) -> id, as far as declared.
+        eog_ids: Ids that end a generation.
+        chat_template: The file's default chat template, or None.
     """
 
     def __init__(
@@ -124,10 +125,21 @@ class Tokenizer:
         nfc: bool = False,
         sentencepiece: SentencePiece | None = None,
     ) -> None:
-        """Raises `ConfigError` when the parts do not fit together.
+        """Build the tokenizer from the parts of a vocabulary.
 
-        `types` as in GGUF (1 normal to 6 byte); `merges`: pairs with a space between, best first; `pre`: a
-        key of `PRE_TOKENIZERS`. Neither is used with `sentencepiece`.
+        Args:
+            tokens: The texts by id, as stored.
+            types: Of each token as in GGUF (1 normal to 6 byte).
+            merges: Pairs with a space between, best first; unused with `sentencepiece`.
+            pre: A key of `PRE_TOKENIZERS`; unused with `sentencepiece`.
+            special_ids: Name -> id.
+            add_bos: A prompt begins with BOS.
+            chat_template: The file's default chat template.
+            nfc: Texts are normalised to NFC.
+            sentencepiece: The model of a SentencePiece vocabulary.
+
+        Raises:
+            ConfigError: The parts do not fit together.
         """
         self.tokens, self.n_vocab = list(tokens), len(tokens)
         self._types = bytes(types)
@@ -158,7 +170,11 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, *, nfc: bool = False) -> Tokenizer:
-        """Build from the `tokenizer.*` keys. Raises `ModelFileError` for missing, damaged or unknown ones."""
+        """Build from the `tokenizer.*` keys.
+
+        Raises:
+            ModelFileError: For missing, damaged or unknown ones.
+        """
         kind = file.require("tokenizer.ggml.model", str)
         if kind not in ("gpt2", "llama", "gemma4"):
             raise file.error(
@@ -352,10 +368,12 @@ class Detokenizer:
     """Turns a stream of tokens into text and never splits a character: its first bytes wait for the rest.
 
     The pieces joined, `flush` included, equal the decoding of all tokens at once.
+
+    Args:
+        special: Show control tokens by name instead of leaving them out.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
-        """`special`: show control tokens by name instead of leaving them out."""
         self._tokenizer, self._special = tokenizer, special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

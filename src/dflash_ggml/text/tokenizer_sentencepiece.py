@@ -16,15 +16,24 @@ SPACE = "\u2581"  # stands for a space
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """scores: of each token. space_prefix: a text, and what follows a special token, begins as if behind a space. merges: pairs
-    with a space between, best first, instead of the scores; none of them has a line end."""
+    """What a SentencePiece vocabulary has beside its tokens.
+
+    Attributes:
+        scores: Of each token.
+        space_prefix: A text, and what follows a special token, begins as if behind a space.
+        merges: Pairs with a space between, best first, instead of the scores; none of them has a line end.
+    """
 
     scores: Sequence[float]
     space_prefix: bool = True
     merges: Sequence[str] | None = None
 
     def model(self, ids: Mapping[str, int], joinable: Sequence[bool], unknown: str | None) -> models.BPE:
-        """The model over tokens `ids`; joinable: whether each may come of joining others, which control tokens never may."""
+        """The model over tokens `ids`.
+
+        Args:
+            joinable: Whether each may come of joining others, which control tokens never may.
+        """
         if self.merges is not None:
             listed = [(first, second) for first, _, second in (merge.partition(" ") for merge in self.merges)]
             return models.BPE(dict(ids), listed, unk_token=unknown, byte_fallback=True)

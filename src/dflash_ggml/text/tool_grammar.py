@@ -25,7 +25,9 @@ def forced_call_grammar(
 ) -> GrammarSpec:
     """A grammar of one call (or `several`) of the tools in `schemas` (name -> arguments) and nothing else.
 
-    form: as the model was taught; special_tags: tags that are control tokens of the vocabulary.
+    Args:
+        form: As the model was taught.
+        special_tags: Tags that are control tokens of the vocabulary.
     """
     start = f"start: lead {_blocks(several)}"
     return _grammar([start, *_LINES, f"block: CALL {_inside(form)} END_CALL"], schemas, form, special_tags)
@@ -55,7 +57,8 @@ def inner_call_grammar(
 def harmony_grammar(schemas: Schemas, answer: str | None, special_tags: frozenset[str]) -> GrammarSpec:
     """A whole turn in harmony's form: reasoning and words to the user, then one call, or an answer.
 
-    answer: a JSON schema (JSON text) that it fits, empty for any text; None: there has to be a call.
+    Args:
+        answer: A JSON schema (JSON text) that it fits, empty for any text; None: there has to be a call.
     """
     marks = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
     start, channel, constrain, message, end = (m if m in special_tags else _quote(m) for m in marks)

@@ -21,8 +21,13 @@ _UNKNOWN = ToolSchema({})  # a tool that was not offered
 class ToolCallReader:
     """feed() the text from a call's tag, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
 
-    An Opening must have found that it is a call. schemas: tool name -> its arguments; first_index: index
-    of the first call in this block; new_id: makes the id of a call from its index and name. whole: no call was cut.
+    An Opening must have found that it is a call.
+
+    Attributes:
+        schemas: Tool name -> its arguments.
+        first_index: Index of the first call in this block.
+        new_id: Makes the id of a call from its index and name.
+        whole: No call was cut.
     """
 
     def __init__(
@@ -70,7 +75,8 @@ class ToolCallReader:
     def finish(self, cut: bool = False) -> list[Delta]:
         """The output is over: a call that is not complete ends with its arguments cut where they are.
 
-        cut: a limit ended the output, so that nothing the model has not written may be taken for forgotten.
+        Args:
+            cut: A limit ended the output, so that nothing the model has not written may be taken for forgotten.
         """
         self._final, self._cut = True, cut
         events = self.feed("")

@@ -30,7 +30,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """All arguments of a tool, where each can be constrained by itself. others: of any further name; None where there is none."""
+    """All arguments of a tool, where each can be constrained by itself.
+
+    Attributes:
+        others: Of any further name; None where there is none.
+    """
 
     named: Mapping[str, Argument]
     others: Argument | None

@@ -27,7 +27,7 @@ The result comes back in a message between <tool_response> and </tool_response>.
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """tool_choice: this tool must be called."""
+    """A tool_choice that names the tool which must be called."""
 
     name: str
 
@@ -38,7 +38,8 @@ ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolSchema]:
     """Tool name -> its arguments.
 
-    Raises ConfigError on anything but uniquely named functions, and on a reference that names nothing.
+    Raises:
+        ConfigError: On anything but uniquely named functions, and on a reference that names nothing.
     """
     schemas: dict[str, ToolSchema] = {}
     for i, tool in enumerate(tools):

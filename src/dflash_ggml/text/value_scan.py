@@ -17,8 +17,10 @@ _QUOTED_PART = re.compile(r"<function=[^<>\n]{0,200}(>[^\S\n]*(\n\s*(<[^<>\n]{0,
 class ValueScan:
     """look() at the text behind the argument's tag as it grows.
 
-    odd: index of the first tag that need not be part of the value, None if there is none; what is after it may have to
-    be read another way. quotes: take complete calls inside the value for quoted, where the form has them.
+    Attributes:
+        odd: Index of the first tag that need not be part of the value, None if there is none; what is after it may
+            have to be read another way.
+        quotes: Take complete calls inside the value for quoted, where the form has them.
     """
 
     def __init__(self, form: CallForm, quotes: bool) -> None:
@@ -30,7 +32,11 @@ class ValueScan:
         self.odd: int | None = None
 
     def look(self, text: str, final: bool = False) -> int | None:
-        """Where the closing tag begins, None while it has not come. final: nothing comes after this text."""
+        """Where the closing tag begins, None while it has not come.
+
+        Args:
+            final: Nothing comes after this text.
+        """
         while (at := text.find("<", self._at)) >= 0:
             self._at = at
             width = self._step(text, at, final)
