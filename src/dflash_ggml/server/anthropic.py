@@ -28,7 +28,11 @@ from .tools import Offer, arguments_of, offer_anthropic, pick
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
-    """Validate a request body; raises ApiError naming the field."""
+    """Validate a request body.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(MessagesBody, data, settings)
     model = settings.model(body.model)
     sampling = sampling_params(
@@ -47,7 +51,11 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
 
 
 def read_count(data: dict[str, Any], settings: Settings) -> ChatRequest:
-    """Validate a count_tokens body, which may be a whole request; raises ApiError naming the field."""
+    """Validate a count_tokens body, which may be a whole request.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     notes = Notes(settings.strict)
     extra = set(MessagesBody.model_fields) - set(CountBody.model_fields)
     body = parse(CountBody, {k: v for k, v in data.items() if k not in extra}, notes)
@@ -105,6 +113,7 @@ class MessageEncoder:
         return data_event({"type": kind, **fields}, event=kind)
 
     def feed(self, event: Any) -> Iterator[bytes]:
+        """What the client sees of one event."""
         self.answer.feed(event)
         if isinstance(event, Progress):
             yield self._event("ping")
@@ -165,6 +174,7 @@ class MessageEncoder:
         yield self._event("content_block_stop", index=self._index)
 
     def error(self, error: ApiError) -> Iterator[bytes]:
+        """A failure in mid-stream."""
         yield data_event(anthropic_body(error, self._id), event="error")
 
     def _begin_usage(self) -> dict[str, Any]:
@@ -200,6 +210,7 @@ class MessageEncoder:
         return "stop_sequence" if finish.stop_string is not None else "end_turn"
 
     def body(self) -> dict[str, Any]:
+        """The whole message."""
         usage, finish = self.answer.done()
         content: list[dict[str, Any]] = []
         for block in self.answer.blocks:

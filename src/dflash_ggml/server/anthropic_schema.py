@@ -16,40 +16,54 @@ BILLING = "x-anthropic-billing-header:"  # Claude Code's label in the system pro
 
 
 class ToolUseBlock(Echoed):
+    """A tool call of an earlier answer."""
+
     id: str
     name: str
     input: dict[str, Any]
 
 
 class ToolResultBlock(Echoed):
+    """The result of a tool call."""
+
     tool_use_id: str
     content: str | list[Any] | dict[str, Any] | None = None
     is_error: bool | None = None
 
 
 class Message(Echoed):
+    """One message of the conversation."""
+
     role: str
     content: str | list[dict[str, Any]]
 
 
 class AnthropicChoice(Body):
+    """Which tools may or must be called."""
+
     type: Literal["auto", "any", "none", "tool"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(Body):
+    """Whether the model reasons, and for how many tokens."""
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Positive | None = None
     display: str | None = None
 
 
 class OutputFormat(Body):
+    """The form that the answer has to have."""
+
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
 class OutputConfig(Body):
+    """The form of the answer, and how much reasoning it gets."""
+
     effort: str | None = None
     format: OutputFormat | None = None
 

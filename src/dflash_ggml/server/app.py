@@ -62,7 +62,11 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class Service:
-    """Everything the routes share. `drain_seconds`: how long a running answer may go on after SIGTERM."""
+    """Everything the routes share.
+
+    Attributes:
+        drain_seconds: How long a running answer may go on after SIGTERM.
+    """
 
     worker: Worker[Runner]
     settings: Settings
@@ -81,8 +85,9 @@ def create_app(
 ) -> Starlette:
     """The ASGI application. It starts the worker and, at shutdown, stops it and frees the engine.
 
-    allowed_hosts: names that a Host header may carry (none: any), a guard against DNS rebinding. cors_origins:
-    web origins whose pages may call the API (none: none).
+    Args:
+        allowed_hosts: Names that a Host header may carry (none: any), a guard against DNS rebinding.
+        cors_origins: Web origins whose pages may call the API (none: none).
     """
     middleware = []
     if allowed_hosts:

@@ -17,7 +17,11 @@ MAX_CHOICES = 128  # of all prompts of a request
 
 
 def check_choices(n: int | None, prompts: int = 1, param: str = "n") -> int:
-    """How many answers a prompt gets; raises ApiError naming `param` for none, or too many in all."""
+    """How many answers a prompt gets.
+
+    Raises:
+        ApiError: There are none, or too many in all; it names `param`.
+    """
     n = 1 if n is None else n
     if n < 1:
         raise bad_request(f"{param}: {n} is below 1", param, "invalid_value")

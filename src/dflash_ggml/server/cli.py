@@ -116,7 +116,11 @@ def _listed(text: str) -> list[str]:
 
 
 def read_keys(args: argparse.Namespace) -> list[str]:
-    """Keys from the options and the key file. Raises ConfigError for a file that is unreadable or empty."""
+    """Keys from the options and the key file.
+
+    Raises:
+        ConfigError: The file is unreadable or empty.
+    """
     keys = list(args.api_key)
     if args.api_key_file is not None:
         try:
@@ -133,7 +137,8 @@ def read_keys(args: argparse.Namespace) -> list[str]:
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
     """Host headers to accept (none: all): without a key those of this machine, so that no page can rebind a name.
 
-    Raises ConfigError for a name that can be no host's.
+    Raises:
+        ConfigError: A name can be no host's.
     """
     if keys:
         return []
@@ -153,6 +158,7 @@ class Server(uvicorn.Server):
         self._is_urged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop taking requests at the first signal; see the class for further ones."""
         if not self.should_exit:
             self._service.worker.drain()
             self._cancel_after(self._service.drain_seconds)
@@ -164,6 +170,7 @@ class Server(uvicorn.Server):
             self._cancel_after(0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse requests that are not here in whole, then shut down as uvicorn does."""
         if half_sent := self._service.intake.end_reads():
             log.warning("half-sent requests that the stop has ended: %d", half_sent)
         await super().shutdown(sockets)

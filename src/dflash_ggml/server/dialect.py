@@ -29,8 +29,9 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 class Settings:
     """One server's settings. `names` are the model's names, the first one is reported.
 
-    strict: refuse every field that is not honoured, instead of naming it in a header. strict_model: answer to no names
-    but these.
+    Attributes:
+        strict: Refuse every field that is not honoured, instead of naming it in a header.
+        strict_model: Answer to no names but these.
     """
 
     names: tuple[str, ...]
@@ -79,8 +80,11 @@ class Encoder(Protocol):
 class ApiCall:
     """One HTTP request understood: what it asks of the session, and who renders the answer.
 
-    more: further prompts; n: answers to each. The encoder gets the events of all answers, one after another.
-    lines: a stream is of JSON lines, not of server-sent events. on_prepared: called with all prompts before the first event.
+    Attributes:
+        more: Further prompts.
+        n: Answers to each. The encoder gets the events of all answers, one after another.
+        lines: A stream is of JSON lines, not of server-sent events.
+        on_prepared: Called with all prompts before the first event.
     """
 
     request: ChatRequest | CompletionRequest
@@ -96,7 +100,11 @@ class ApiCall:
 
 
 def opened(kind: type[B], data: Any, settings: Settings) -> tuple[B, Notes]:
-    """A validated body, and notes on what of it is not honoured; raises ApiError naming the field at fault."""
+    """A validated body, and notes on what of it is not honoured.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     notes = Notes(settings.strict)
     return parse(kind, data, notes), notes
 
@@ -136,7 +144,11 @@ def speculation(options: Speculation | None) -> dict[str, Any]:
 def chat_tool(
     name: str, description: str | None, parameters: dict[str, Any], strict: bool | None
 ) -> dict[str, Any]:
-    """A tool definition in the shape of chat completions; strict: the model's calls are held to `parameters`."""
+    """A tool definition in the shape of chat completions.
+
+    Args:
+        strict: The model's calls are held to `parameters`.
+    """
     function: dict[str, Any] = {"name": name, "parameters": parameters}
     if description is not None:
         function["description"] = description

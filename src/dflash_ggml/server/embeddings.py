@@ -42,7 +42,11 @@ class EmbeddingBody(Body):
 
 
 class LlamaBody(Body):
-    """The request to llama.cpp's /embedding. embd_normalize: 2 for length 1, -1 for vectors as they come."""
+    """The request to llama.cpp's /embedding.
+
+    Attributes:
+        embd_normalize: 2 for length 1, -1 for vectors as they come.
+    """
 
     quiet = QUIET_LABELS
     content: Texts | None = None
@@ -76,7 +80,12 @@ class EmbeddingEncoder:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """A request understood. inputs: each behind its path in the request; truncate: cut instead of refused if too long."""
+    """A request understood.
+
+    Attributes:
+        inputs: Each behind its path in the request.
+        truncate: Cut instead of refused if too long.
+    """
 
     inputs: tuple[tuple[str, Any], ...]
     encoder: EmbeddingEncoder
@@ -88,7 +97,11 @@ class EmbeddingCall:
 
 
 def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> EmbeddingCall:
-    """Validate a request to /v1/embeddings; raises ApiError naming the field."""
+    """Validate a request to /v1/embeddings.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(EmbeddingBody, data, settings)
     model = settings.model(body.model)
     if body.dimensions is not None and body.dimensions > n_embd:
@@ -107,7 +120,11 @@ def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> Embeddin
 
 
 def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
-    """Validate a request to /embedding; raises ApiError naming the field."""
+    """Validate a request to /embedding.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(LlamaBody, data, settings)
     name = "content" if body.input is None else "input"
     if (given := getattr(body, name)) is None:
@@ -121,7 +138,11 @@ def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
 
 
 def named(given: str | Sequence[Any], param: str) -> tuple[tuple[str, Any], ...]:
-    """The texts to embed, or the tokens of some, each with its path in the request. Raises ApiError for too many."""
+    """The texts to embed, or the tokens of some, each with its path in the request.
+
+    Raises:
+        ApiError: There are too many.
+    """
     inputs = prompt_list(given)
     check_count(inputs, MAX_INPUTS, param)
     if inputs[0] is given:
@@ -136,7 +157,11 @@ def _encoded(vector: NDArray[np.float32], form: str | None) -> str | list[float]
 
 
 def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
-    """The tokens of every input. Raises ApiError naming one that cannot be: it has none, or too many."""
+    """The tokens of every input.
+
+    Raises:
+        ApiError: An input has none, or too many; it names it.
+    """
     ids = []
     for where, text in call.inputs:
         try:

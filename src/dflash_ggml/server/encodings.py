@@ -70,7 +70,8 @@ def check_encoding(encoding: str) -> None:
 def decoded(body: bytes, encoding: str, most: int) -> bytes:
     """A body without its content encoding, one that `check_encoding` lets pass.
 
-    Raises ApiError 400 for a body that is not in this encoding, 413 for one of more than `most` bytes.
+    Raises:
+        ApiError: 400 for a body that is not in this encoding, 413 for one of more than `most` bytes.
     """
     if encoding not in _DECODERS:
         return body

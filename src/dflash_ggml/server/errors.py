@@ -23,11 +23,16 @@ _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 500: "api_error", 503: "overloaded_error"}
 
 @dataclass(slots=True)
 class ApiError(Exception):
-    """A failure with an HTTP status. `param`: the field at fault (JSON path); `code`: OpenAI's error code.
+    """A failure with an HTTP status.
 
-    `extra`: further members of OpenAI's error object. `anthropic`: the message for Anthropic's clients, if it differs.
-    `retry_after` in seconds becomes a Retry-After header. `retry` says whether repeating the same request can
-    succeed; the official clients repeat 408/409/429/5xx on their own unless a header forbids it.
+    Attributes:
+        param: The field at fault (JSON path).
+        code: OpenAI's error code.
+        extra: Further members of OpenAI's error object.
+        anthropic: The message for Anthropic's clients, if it differs.
+        retry_after: Seconds, for a Retry-After header.
+        retry: Whether repeating the same request can succeed; the official clients repeat 408/409/429/5xx on their own
+            unless a header forbids it.
     """
 
     status: int

@@ -76,7 +76,11 @@ async def respond(
     drain_seconds: float,
     send_seconds: float,
 ) -> Response:
-    """The response to a queued job; raises ApiError when it failed before anything was sent."""
+    """The response to a queued job.
+
+    Raises:
+        ApiError: The job failed before anything was sent.
+    """
     notes = call.notes.header
     headers = {HEADER: notes} if notes else {}
     batches = job.batches()

@@ -25,7 +25,9 @@ class QueueClosed(Exception):
 class FairQueue(Generic[T]):
     """First in, first out within a client; round robin between clients. Any thread may call any method.
 
-    limit: entries that may wait in all; client_limit: of one client (None: as many).
+    Args:
+        limit: Entries that may wait in all.
+        client_limit: Entries of one client that may wait (None: as many).
     """
 
     def __init__(self, limit: int, client_limit: int | None = None) -> None:
@@ -44,7 +46,13 @@ class FairQueue(Generic[T]):
             return self._size
 
     def put(self, client: Hashable, item: T) -> None:
-        """Append `item` to its client's queue; raises ClientFull, QueueFull or QueueClosed."""
+        """Append `item` to its client's queue.
+
+        Raises:
+            ClientFull: The client has its limit waiting.
+            QueueFull: As many wait as may in all.
+            QueueClosed: The queue is closed.
+        """
         with self._changed:
             if self._closed:
                 raise QueueClosed

@@ -9,7 +9,11 @@ from .openai_encoder import OpenAIEncoder
 
 
 def with_tools(data: dict[str, Any]) -> dict[str, Any]:
-    """A request with `functions` as one with tools, one call at a time. Raises ApiError for what is no such request."""
+    """A request with `functions` as one with tools, one call at a time.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     functions, choice = data["functions"], data.get("function_call")
     if not isinstance(functions, list):
         raise bad_request("functions: expected a list of functions", "functions")
@@ -29,6 +33,7 @@ class FunctionCalls(OpenAIEncoder):
         return super()._choice(_renamed(content), _reason(reason), logprobs)
 
     def body(self) -> dict[str, Any]:
+        """The whole answer, with `function_call` where ChatEncoder says `tool_calls`."""
         body = super().body()
         for choice in body["choices"]:
             choice.update(message=_renamed(choice["message"]), finish_reason=_reason(choice["finish_reason"]))

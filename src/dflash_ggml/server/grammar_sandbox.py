@@ -42,10 +42,12 @@ class Vetter:
     """Asked before a grammar is compiled; any thread may, one at a time gets its turn.
 
     Starts its process at the first use or by `warm`, and again when that has died.
+
+    Args:
+        special: The vocabulary's special tokens, which grammars may name.
     """
 
     def __init__(self, special: Iterable[str], seconds: float = SECONDS, memory: int = MEMORY) -> None:
-        """special: the vocabulary's special tokens, which grammars may name."""
         self.seconds, self.memory = seconds, memory
         self._special = list(special)
         self._lock = threading.Lock()

@@ -16,9 +16,15 @@ from .errors import ApiError
 
 
 class HostGuard:
-    """Middleware that refuses requests to names other than `allowed` ("*.example.org": all below it; "*": any).
+    """Middleware that refuses requests whose Host header is not allowed.
 
-    `answer` makes the response of an error. Raises ConfigError for a name that can be no host's.
+    Args:
+        app: The application behind it.
+        allowed: Names; "*.example.org" stands for all below it, "*" for any.
+        answer: Makes the response of an error.
+
+    Raises:
+        ConfigError: A name can be no host's.
     """
 
     def __init__(
@@ -57,7 +63,11 @@ def host_of(header: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A name of `--allowed-host` as `host_of` gives it: a port goes, an IPv6 address needs no brackets. Raises ConfigError."""
+    """A name of `--allowed-host` as `host_of` gives it: a port goes, an IPv6 address needs no brackets.
+
+    Raises:
+        ConfigError: It can be no host's name.
+    """
     plain = name.strip().lower()
     if not _is_ipv6(plain):
         plain = host_of(plain) if re.fullmatch(r"(\[[^\]]*\]|[^:\[]*)(:\d+)?", plain) else ""

@@ -44,8 +44,10 @@ class Intake:
     async def read(self, request: Request) -> bytes:
         """Read a request's body, and decode a compressed one; it counts as held until `release(request)`.
 
-        Raises ApiError 413 (too large, also when only announced), 503 (too much is held, or the server stops before all is
-        here), 408 (not sent in time), 415 (compressed in an unknown way), and 400 when the client went away half way.
+        Raises:
+            ApiError: 413 (too large, also when only announced), 503 (too much is held, or the server stops before all
+                is here), 408 (not sent in time), 415 (compressed in an unknown way), and 400 when the client went
+                away half way.
         """
         limits, chunks = self._limits, list[bytes]()
         encoding = request.headers.get("content-encoding", "").strip().lower()

@@ -20,8 +20,11 @@ ID_LISTS = ("prompt", "input", "tokens", "content", "context")  # fields that ma
 class Limits:
     """Bounds of one server; every one of them answers with a clear error, none cuts in silence.
 
-    held_bytes: of all bodies whose requests are not yet answered. values: of JSON in a body; entries: in a list (of
-    token ids as many as values), fields: in an object. tokens: that /tokenize returns where the context is smaller.
+    Attributes:
+        held_bytes: Of all bodies whose requests are not yet answered.
+        values: Of JSON in a body.
+        entries: In a list (of token ids as many as values), fields: in an object.
+        tokens: That /tokenize returns where the context is smaller.
     """
 
     body_bytes: int = 8 << 20
@@ -42,7 +45,8 @@ class Limits:
 def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
     """Parse a body into a JSON object; what is no character in its texts becomes U+FFFD.
 
-    Raises ApiError 400 for all else, NaN, infinite numbers, and more than the limits.
+    Raises:
+        ApiError: 400 for all else, NaN, infinite numbers, and more than the limits.
     """
     if not body:
         raise bad_request("the body is empty; a JSON object is expected")

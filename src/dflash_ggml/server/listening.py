@@ -15,7 +15,8 @@ ATTEMPTS = 16  # ports that are free on the first address, until one is on all o
 def listen(host: str, port: int) -> list[socket.socket]:
     """Bound sockets, one per address of `host`, all of one port (0: one that is free). No connection is accepted yet.
 
-    Raises ConfigError where the name is unknown, no address is this machine's, or the port is taken or not allowed.
+    Raises:
+        ConfigError: The name is unknown, no address is this machine's, or the port is taken or not allowed.
     """
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -55,12 +55,18 @@ class CompletionBody(LlamaBody):
 
 
 class ExtraFile(Body):
+    """A further file that the model sees before the one to fill in."""
+
     filename: str = "file"
     text: str
 
 
 class InfillBody(LlamaBody):
-    """The request to /infill. prompt: what is already written in the gap."""
+    """The request to /infill.
+
+    Attributes:
+        prompt: What is already written in the gap.
+    """
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -81,11 +87,17 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    """The request to /detokenize."""
+
     tokens: TokenList
 
 
 def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
-    """Validate a request to /completion; raises ApiError naming the field."""
+    """Validate a request to /completion.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(CompletionBody, data, settings)
     prompts = [_prompt(p, f"prompt[{i}]") for i, p in enumerate(_split(body.prompt))]
     check_count(prompts, 128, "prompt")
@@ -94,7 +106,11 @@ def read_completion(data: dict[str, Any], settings: Settings, tokenizer: Tokeniz
 
 
 def read_infill(data: dict[str, Any], settings: Settings, tokenizer: Tokenizer) -> ApiCall:
-    """Validate a request to /infill; raises ApiError, 501 for a vocabulary without the marks."""
+    """Validate a request to /infill.
+
+    Raises:
+        ApiError: A field is wrong; 501 for a vocabulary without the marks that infilling needs.
+    """
     missing = next((mark for mark in FILL_MARKS if tokenizer.id_of(mark) is None), None)
     if missing is not None:
         raise ApiError(
@@ -208,7 +224,11 @@ def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBod
 
 
 def tokenize(runner: Runner, asked: tuple[TokenizeBody, int]) -> dict[str, Any]:
-    """The answer of /tokenize; raises ApiError for a text with too many tokens."""
+    """The answer of /tokenize.
+
+    Raises:
+        ApiError: The text has too many tokens.
+    """
     body, most = asked
     most = max(most, runner.n_ctx)
     tokenizer = runner.tokenizer
@@ -246,7 +266,11 @@ def read_detokenize(data: dict[str, Any], settings: Settings) -> DetokenizeBody:
 
 
 def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
-    """The answer of /detokenize; raises ApiError for a token beyond the vocabulary."""
+    """The answer of /detokenize.
+
+    Raises:
+        ApiError: A token is beyond the vocabulary.
+    """
     tokenizer = runner.tokenizer
     for i, token in enumerate(body.tokens):
         if token >= tokenizer.n_vocab:

@@ -34,8 +34,10 @@ MOST_TEXT = 1 << 20  # bytes of a file that are taken over as text
 def content_text(content: Any, where: str, notes: Notes, sep: str = "") -> str:
     """The text of a message's content: a string, None, or a list of parts of any of the dialects.
 
-    Parts of thinking are left out, `thoughts` reads them. Raises ApiError naming the part that has no type, or whose
-    text is none.
+    Parts of thinking are left out, `thoughts` reads them.
+
+    Raises:
+        ApiError: A part has no type, or its text is none; it names it.
     """
     if content is None:
         return ""

@@ -46,7 +46,12 @@ class Named(Struct, array_like=True):
         return cls(type(value).__name__, value)
 
     def value(self) -> Any:
-        """What `of` was given. Raises ValueError for fields that do not fit, KeyError for an unknown type."""
+        """What `of` was given.
+
+        Raises:
+            ValueError: Fields do not fit.
+            KeyError: The type is unknown.
+        """
         return convert(self.data, _NAMED[self.kind])
 
 

@@ -1,4 +1,7 @@
-"""Prometheus metrics of one server, kept by the official client library; names follow vLLM's."""
+"""Prometheus metrics of one server, kept by the official client library; names follow vLLM's.
+
+`Metrics` counts requests as they end; `JointSteps` reads the scheduler's sums over all decoding steps when a scrape asks.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,21 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
 class JointSteps(Collector):
-    """What the steps of all running requests did, read when it is asked for; see `session.scheduler.Tally`."""
+    """Sums over the decoding steps of all running requests, read when metrics are collected; see `session.scheduler.Tally`.
+
+    Args:
+        load: Gives the sums; an empty mapping where there are none.
+    """
 
     def __init__(self, load: Callable[[], dict[str, float]]) -> None:
         self._load = load
 
     def describe(self) -> Iterable[Metric]:
+        """Nothing: the metrics are not known before they are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics of now."""
         load = self._load()
         if not load:
             return
@@ -48,7 +57,13 @@ class JointSteps(Collector):
 
 
 class Metrics:
-    """Counters in a registry of their own; every method may be called by any thread. load: what `JointSteps` looks at."""
+    """Counters in a registry of their own; every method may be called by any thread.
+
+    Args:
+        running: Requests that are being answered.
+        waiting: Requests in the queue.
+        load: The sums that `JointSteps` collects.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,11 @@ _NAME = 64  # characters of a name that the client made up
 
 
 class Notes:
-    """Collected while a request is read. strict: what would be left undone is refused instead, with ApiError 400."""
+    """Collected while a request is read.
+
+    Args:
+        strict: What would be left undone is refused instead, with ApiError 400.
+    """
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict

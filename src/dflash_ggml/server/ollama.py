@@ -92,14 +92,22 @@ class EmbeddingsBody(Body):
 
 
 def model_name(asked: str | None, settings: Settings) -> str:
-    """The name to report; ":latest" may follow it. Raises ApiError 404 for a name that is not served."""
+    """The name to report; ":latest" may follow it.
+
+    Raises:
+        ApiError: 404 for a name that is not served.
+    """
     if asked is not None and asked not in settings.names:
         asked = asked.removesuffix(":latest")
     return settings.model(asked)
 
 
 def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
-    """Validate a request to /api/chat; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    """Validate a request to /api/chat; an answer at once where nothing is asked.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(ChatBody, data, settings)
     model = model_name(body.model, settings)
     if not body.messages:
@@ -121,7 +129,11 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
 
 
 def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
-    """Validate a request to /api/generate; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    """Validate a request to /api/generate; an answer at once where nothing is asked.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(GenerateBody, data, settings)
     model = model_name(body.model, settings)
     if not body.prompt and not body.suffix:
@@ -296,7 +308,11 @@ class GenerateLines(_Lines):
 
 
 def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
-    """Validate a request to /api/embed; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    """Validate a request to /api/embed; an answer at once where nothing is asked.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(EmbedBody, data, settings)
     model = model_name(body.model, settings)
     clock = time.monotonic()
@@ -317,7 +333,11 @@ def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict
 
 
 def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
-    """Validate a request to /api/embeddings; an answer at once where nothing is asked. Raises ApiError naming the field."""
+    """Validate a request to /api/embeddings; an answer at once where nothing is asked.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(EmbeddingsBody, data, settings)
     model_name(body.model, settings)
 

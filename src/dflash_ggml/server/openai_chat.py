@@ -45,11 +45,15 @@ Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1
 
 
 class CallFunction(Echoed):
+    """The function of a call."""
+
     name: str
     arguments: Any = None
 
 
 class CustomCall(Echoed):
+    """The call of a custom tool."""
+
     name: str
     input: str = ""
 
@@ -77,7 +81,11 @@ class Message(Echoed):
     refusal: str | None = None
 
     def plain(self, where: str, notes: Notes) -> dict[str, Any]:
-        """As the session takes it; raises ApiError naming the part that cannot be read."""
+        """As the session takes it.
+
+        Raises:
+            ApiError: A part cannot be read; it names it.
+        """
         note_role(self.role, ROLES, where, notes)
         text = content_text(self.content, f"{where}.content", notes)
         message: dict[str, Any] = {"role": self.role, "content": text or self.refusal or ""}
@@ -133,6 +141,8 @@ class ThinkingSwitch(Body):
 
 
 class StreamOptions(Body):
+    """What a stream has beside the answer."""
+
     quiet = frozenset(("include_obfuscation", "continuous_usage_stats", "chunk_include_usage"))
     include_usage: bool | None = None
 
@@ -175,7 +185,11 @@ class ChatBody(SamplingFields, ConstraintFields):
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
-    """Validate a request body; raises ApiError naming the field."""
+    """Validate a request body.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     legacy = bool(data.get("functions"))
     if legacy:
         data = with_tools(data)
@@ -309,6 +323,7 @@ class ChatEncoder(OpenAIEncoder):
         return {"index": 0, "delta": content or {}, "logprobs": logprobs, "finish_reason": reason}
 
     def feed(self, event: Any) -> Iterator[bytes]:
+        """What the client sees of one event."""
         self.answer.feed(event)
         if not self._started:
             self._started = True

@@ -38,7 +38,11 @@ class CompletionBody(SamplingFields, ConstraintFields):
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
-    """Validate a request body; raises ApiError naming the field."""
+    """Validate a request body.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     body, notes = opened(CompletionBody, data, settings)
     model = settings.model(body.model)
     if body.stream_options is not None and not body.stream and notes.strict:
@@ -91,8 +95,12 @@ def prompt_list(prompt: str | Sequence[Any]) -> list[str | list[int]]:
 
 @dataclass(kw_only=True)
 class CompletionEncoder(OpenAIEncoder):
-    """Renders `text_completion` bodies and streams. echo: put the prompt before each answer; best_of: answers to every
-    prompt, of which a body shows the n best."""
+    """Renders `text_completion` bodies and streams.
+
+    Attributes:
+        echo: Put the prompt before each answer.
+        best_of: answers to every prompt, of which a body shows the n best.
+    """
 
     id_prefix = "cmpl-"
     names = ("text_completion", "text_completion")
@@ -108,6 +116,7 @@ class CompletionEncoder(OpenAIEncoder):
         return {"text": content or "", "index": 0, "logprobs": logprobs, "finish_reason": reason}
 
     def feed(self, event: Any) -> Iterator[bytes]:
+        """What the client sees of one event."""
         answer = self.answer
         answer.feed(event)
         # with log-probabilities the prompt is sent once they are known

@@ -32,7 +32,11 @@ _PREFIXES = {"function": "fc_", "custom": "ctc_", "local_shell": "lsh_"}
 
 
 def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) -> ApiCall:
-    """Validate a request body; raises ApiError naming the field."""
+    """Validate a request body.
+
+    Raises:
+        ApiError: A field is wrong; it names it.
+    """
     for name in ("prompt", "conversation"):
         if data.get(name) is not None:
             raise unsupported(name, "it is kept by OpenAI's service and not known here; send it as input")
@@ -108,6 +112,7 @@ class ResponseEncoder:
         return data_event({"type": kind, "sequence_number": self._sequence, **fields}, event=kind)
 
     def feed(self, event: Any) -> Iterator[bytes]:
+        """What the client sees of one event."""
         if isinstance(event, Finish) and event.reason != "length" and not self._has_output():
             yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
         blocks = len(self.answer.blocks)
@@ -222,6 +227,7 @@ class ResponseEncoder:
 
     def error(self, error: ApiError) -> Iterator[bytes]:
         # agents end their turn at the first, the official client raises at the second
+        """A failure in mid-stream."""
         cause = {"code": error.code or "server_error", "message": error.message}
         yield self._event("response.failed", response={**self._response("failed"), "error": cause})
         yield self._event("error", code=error.code, message=error.message, param=error.param)
@@ -240,6 +246,7 @@ class ResponseEncoder:
         self.store.put(self._id, self.asked.previous_response_id, messages, items, response, self.items)
 
     def body(self) -> dict[str, Any]:
+        """The whole response."""
         _, finish = self.answer.done()
         return self._response("incomplete" if finish.reason == "length" else "completed")
 

@@ -28,6 +28,7 @@ class PageFiles(StaticFiles):
     """What the page consists of besides its document."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
+        """A file with the page's headers."""
         response = super().file_response(*args, **options)
         response.headers.update(HEADERS)
         return response

@@ -29,7 +29,11 @@ _START = (
 
 
 def convert(data: Any, kind: Any) -> Any:
-    """JSON values as a value of a type, or of one of a union. Raises ValueError for what does not fit it."""
+    """JSON values as a value of a type, or of one of a union.
+
+    Raises:
+        ValueError: They do not fit it.
+    """
     return msgspec.convert(data, kind, str_keys=True, dec_hook=lambda wanted, value: wanted(value))
 
 
@@ -41,14 +45,24 @@ class Pipe:
         self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send a message. Raises OSError when the other end is gone, TypeError for what is no plain data."""
+        """Send a message.
+
+        Raises:
+            OSError: The other end is gone.
+            TypeError: The message is no plain data.
+        """
         plain = msgspec.to_builtins(message, str_keys=True, enc_hook=os.fspath)
         data = json.dumps(plain, separators=(",", ":")).encode()
         with self._sending:
             self._connection.send_bytes(data)
 
     def receive(self, kind: Any) -> Any:
-        """The next message, of this type. Raises EOFError or OSError when the other end is gone, ValueError for another."""
+        """The next message, of this type.
+
+        Raises:
+            EOFError, OSError: The other end is gone.
+            ValueError: What came is none of this type.
+        """
         return convert(json.loads(self._connection.recv_bytes()), kind)
 
     def wait(self, seconds: float) -> bool:
@@ -64,7 +78,10 @@ def spawn(module: str, **options: Any) -> tuple[subprocess.Popen[bytes], Pipe]:
     """Start a fresh interpreter that calls the module's `main` with the descriptor of the pipe's other end.
 
     SIGINT and SIGTERM stay blocked there until it says otherwise; what ends it is the end of the pipe, which the kernel
-    closes however this process ends. Raises OSError.
+    closes however this process ends.
+
+    Raises:
+        OSError: The process cannot be started.
     """
     ours, theirs = multiprocessing.Pipe()
     command = [sys.executable, "-c", _START, module, str(theirs.fileno()), *sys.path]

@@ -53,7 +53,15 @@ class Channel:
         return self._process.pid
 
     def open(self, opener: object, progress: Progress) -> About:
-        """Load the model; what the process says of it. Raises what loading raised, or EngineLost."""
+        """Load the model.
+
+        Returns:
+            What the process says of it.
+
+        Raises:
+            Exception: What loading raised there.
+            EngineLost: The process ended.
+        """
         name = f"{type(opener).__module__}:{type(opener).__qualname__}"
         answers = self.call("open", name, opener, logging.getLogger().getEffectiveLevel())
         while isinstance(answer := next(answers), Item):
@@ -61,7 +69,12 @@ class Channel:
         return convert(answer.value, About)
 
     def ask(self, method: str, *args: Any, **options: Any) -> Any:
-        """The result of one call. Raises what it raised there, or EngineLost."""
+        """The result of one call.
+
+        Raises:
+            Exception: What the call raised there.
+            EngineLost: The process ended.
+        """
         sent = (Named.of(arg) if isinstance(arg, (ChatRequest, CompletionRequest)) else arg for arg in args)
         [answer] = self.call(method, *sent, options=options)
         return convert(answer.value, RESULTS[method])
@@ -75,7 +88,9 @@ class Channel:
     ) -> Generator[Item | Result, None, None]:
         """The answers to one call: items, at last the result; closing the iterator cancels the call, like `cancelled`.
 
-        Raises what was raised there, or EngineLost.
+        Raises:
+            Exception: What the call raised there.
+            EngineLost: The process ended.
         """
         number, answers = next(self._ids), queue.SimpleQueue[Answer]()
         self._waiting[number] = answers

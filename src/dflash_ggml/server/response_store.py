@@ -29,7 +29,9 @@ class _Turn:
 class ResponseStore:
     """Conversations of stored responses by response id, in memory; beyond a bound the oldest are forgotten.
 
-    limit: responses; budget: characters of all their conversations, where shared beginnings count every time.
+    Args:
+        limit: Responses.
+        budget: Characters of all their conversations, where shared beginnings count every time.
     """
 
     def __init__(self, limit: int = 256, budget: int = 64 << 20) -> None:
@@ -44,7 +46,11 @@ class ResponseStore:
         return len(self._turns)
 
     def history(self, response_id: str) -> list[dict[str, Any]]:
-        """All messages up to and including a response's output; raises ApiError 400 when it is not known."""
+        """All messages up to and including a response's output.
+
+        Raises:
+            ApiError: 400 when the response is not known.
+        """
         turn: _Turn | None = self._turn(response_id, 400)
         turns: list[_Turn] = []
         while turn is not None:
@@ -58,15 +64,27 @@ class ResponseStore:
             return self._items.get(item_id)
 
     def body(self, response_id: str) -> dict[str, Any]:
-        """A response as it was sent; raises ApiError 404 when it is not known."""
+        """A response as it was sent.
+
+        Raises:
+            ApiError: 404 when it is not known.
+        """
         return self._turn(response_id).body
 
     def items(self, response_id: str) -> list[dict[str, Any]]:
-        """The items of a response's own input; raises ApiError 404 when it is not known."""
+        """The items of a response's own input.
+
+        Raises:
+            ApiError: 404 when it is not known.
+        """
         return list(self._turn(response_id).given)
 
     def delete(self, response_id: str) -> None:
-        """Forget a response; those that continued it keep its items. Raises ApiError 404 when it is not known."""
+        """Forget a response; those that continued it keep its items.
+
+        Raises:
+            ApiError: 404 when it is not known.
+        """
         self._turn(response_id)
         with self._lock:
             if response_id in self._turns:
@@ -83,7 +101,9 @@ class ResponseStore:
     ) -> None:
         """Remember a response: messages of its own input and output, what it continued, and its output items.
 
-        body: as it was sent; given: the items of its input.
+        Args:
+            body: As it was sent.
+            given: The items of its input.
         """
         with self._lock:
             before = self._turns.get(previous) if previous is not None else None
@@ -136,7 +156,8 @@ def input_items(given: str | Sequence[Any]) -> list[dict[str, Any]]:
 def page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """A list of items as clients page through it: `order` (desc unless asc), `after` (an id), `limit` (20).
 
-    Raises ApiError 400 for a limit that is no count, or an id that is not there.
+    Raises:
+        ApiError: 400 for a limit that is no count, or an id that is not there.
     """
     ordered = items if query.get("order") == "asc" else items[::-1]
     if (after := query.get("after")) is not None:

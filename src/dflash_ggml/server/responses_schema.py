@@ -36,6 +36,8 @@ class Items(Protocol):
 
 
 class MessageItem(Echoed):
+    """A message of the input."""
+
     role: str
     content: str | list[Any]
 
@@ -65,18 +67,24 @@ class CallItem(Echoed):
 
 
 class CallOutputItem(Echoed):
+    """The result of a call."""
+
     call_id: str | None = None
     id: str | None = None
     output: str | list[Any] | dict[str, Any] | None = None
 
 
 class ReasoningItem(Echoed):
+    """The reasoning of an earlier answer."""
+
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: str | None = None
 
 
 class ReferenceItem(Echoed):
+    """An item of a stored response, by id."""
+
     id: str
 
 
@@ -98,11 +106,15 @@ class TextFormat(JsonSchema):
 
 
 class TextConfig(Body):
+    """What the request says of the visible text."""
+
     idle = {"verbosity": ("medium",)}
     format: TextFormat | None = None
 
 
 class Reasoning(Body):
+    """How much the model is to reason, and how it is summed up."""
+
     quiet = frozenset(("generate_summary", "context"))
     effort: str | None = None
     max_tokens: Positive | None = None  # OpenRouter's
@@ -110,6 +122,8 @@ class Reasoning(Body):
 
 
 class ResponsesStreamOptions(Body):
+    """What a stream has beside the answer."""
+
     quiet = frozenset(("include_obfuscation", "include_usage"))
 
 
@@ -150,7 +164,13 @@ def all_tools(body: ResponsesBody) -> list[dict[str, Any]]:
 def chat_messages(items: str | list[dict[str, Any]], notes: Notes, known: Items) -> list[dict[str, Any]]:
     """Input items as chat messages; neighbouring items of the assistant become one message.
 
-    known: items of stored responses, by id. Raises ApiError naming an item that is malformed.
+    Args:
+        items: A text, or the items.
+        notes: Gets what cannot be honoured.
+        known: Items of stored responses, by id.
+
+    Raises:
+        ApiError: An item is malformed; it names it.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]

@@ -52,15 +52,28 @@ class Runner:
             session.scheduler.start()
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
-        """Render and tokenise a request. Raises ConfigError, ContextOverflowError for a prompt that cannot be."""
+        """Render and tokenise a request.
+
+        Raises:
+            ConfigError: The prompt cannot be rendered.
+            ContextOverflowError: It leaves no room for an answer.
+        """
         return self.session.prepare(request)
 
     def count(self, request: ChatRequest | CompletionRequest) -> int:
-        """Tokens of a request's prompt. Raises ConfigError for one that cannot be rendered."""
+        """Tokens of a request's prompt.
+
+        Raises:
+            ConfigError: The prompt cannot be rendered.
+        """
         return self.session.count_tokens(request)
 
     def render(self, request: ChatRequest | CompletionRequest) -> str:
-        """A request's prompt as text. Raises ConfigError for one that cannot be rendered."""
+        """A request's prompt as text.
+
+        Raises:
+            ConfigError: The prompt cannot be rendered.
+        """
         return self.session.prompts.make(request).text
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
@@ -69,7 +82,16 @@ class Runner:
         return run(self.session, prepared, should_stop=cancelled)
 
     def text_tokens(self, text: str | list[int], truncate: bool) -> tuple[int, ...]:
-        """The tokens of a text by itself. Raises ConfigError, or ContextOverflowError unless it may be cut."""
+        """The tokens of a text by itself.
+
+        Args:
+            text: The text, or its tokens.
+            truncate: Cut what is beyond the context.
+
+        Raises:
+            ConfigError: There are none, or one is outside the vocabulary.
+            ContextOverflowError: There are too many, and they may not be cut.
+        """
         if not truncate:
             return self.prepare(CompletionRequest(prompt=text)).ids
         # what is cut off is not tokenised first; no text has so many characters a token
@@ -132,7 +154,7 @@ class Runner:
         return found + ["tools"] * template.supports_tools + ["thinking"] * thinks
 
     def load(self) -> dict[str, float]:
-        """What runs, waits for room, and was done since the start: see `Tally`. graphs: that are kept."""
+        """Sums over all steps since the start (see `Tally`), what runs and waits, and graphs: built, and kept."""
         scheduler, counts = self.session.scheduler, self.session.engine.graph_counts()
         done = {**scheduler.counts, **asdict(scheduler.tally)}
         return {**done, "graphs": counts["kept"], "built": counts["graphs"]}

@@ -45,8 +45,9 @@ LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 class Body(BaseModel):
     """Base of all request objects: no coercion between types. `parse` says what becomes of fields we do not know.
 
-    quiet: names of fields that are known and never bear on the answer. idle: fields that are not honoured, with the
-    values at which that makes no difference.
+    Attributes:
+        quiet: Names of fields that are known and never bear on the answer.
+        idle: Fields that are not honoured, with the values at which that makes no difference.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -116,12 +117,12 @@ class SamplingFields(Body):
         """The arguments of a request that say how to sample and what ends the answer.
 
         Args:
-            defaults: the server's, for options that are not given.
-            limits: of stop strings.
-            param: path of the stop strings in the request.
+            defaults: The server's, for options that are not given.
+            limits: Those of stop strings.
+            param: Path of the stop strings in the request.
 
         Raises:
-            ApiError: too many stop strings, one that is too long, or a bias that is none.
+            ApiError: There are too many stop strings, one is too long, or a bias is none.
         """
         return {
             "sampling": self.sampling(defaults),
@@ -156,9 +157,15 @@ def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
 
 
 def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = "") -> M:
-    """Validate `data`; raises ApiError 400 that names the field furthest down the request that is wrong.
+    """Validate `data`.
 
-    Unknown fields go into `notes`; without notes they are errors. where: path of `data` in the request.
+    Unknown fields go into `notes`; without notes they are errors.
+
+    Args:
+        where: Path of `data` in the request.
+
+    Raises:
+        ApiError: 400 that names the field furthest down the request that is wrong.
     """
     try:
         body = model.model_validate(data)

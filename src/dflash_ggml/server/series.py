@@ -17,8 +17,11 @@ Work = Callable[[Any, Callable[[], bool]], Iterator[Any]]
 
 
 class Series:
-    """Seen from outside one job, whose events are those of all, one job after another. The first is queued at once; raises
-    ApiError as submit does."""
+    """Seen from outside one job, whose events are those of all, one job after another. The first is queued at once.
+
+    Raises:
+        ApiError: As submit does.
+    """
 
     def __init__(self, worker: Worker[Any], client: Hashable, works: Iterable[Work]) -> None:
         self.client = client
@@ -36,8 +39,11 @@ class Series:
             self._worker.abandon(job)
 
     async def batches(self) -> AsyncIterator[list[Any]]:
-        """The events of all jobs in order, as many at a time as are there; raises ApiError if one failed or was cancelled with a
-        reason."""
+        """The events of all jobs in order, as many at a time as are there.
+
+        Raises:
+            ApiError: One failed or was cancelled with a reason.
+        """
         try:
             while self._jobs:
                 self._queue_ahead()

@@ -20,8 +20,10 @@ log = logging.getLogger(__name__)
 class Supervised:
     """Opens runners in processes of their own, with `opener` called there: a dataclass of plain data.
 
-    tries: processes that may die in a row while they load. first_wait, longest_wait: seconds before the next start, doubled
-    each time until a process has lived for `settled` seconds.
+    Attributes:
+        tries: Processes that may die in a row while they load.
+        first_wait, longest_wait: Seconds before the next start, doubled each time until a process has lived for
+            `settled` seconds.
     """
 
     opener: object
@@ -35,7 +37,12 @@ class Supervised:
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, progress: Progress) -> Runner:
-        """A runner on a fresh process. Raises EngineLost when `tries` of them died, or what loading raised the first time."""
+        """Open a runner in a process of its own.
+
+        Raises:
+            EngineLost: `tries` processes died in a row while they loaded.
+            Exception: What loading raised, the first time.
+        """
         if self._opened_at is not None:
             self._wait(self._opened_at)
         for tried in range(1, self.tries + 1):

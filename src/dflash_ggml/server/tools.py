@@ -98,13 +98,18 @@ class Offered:
 
 @dataclass(slots=True)
 class Offer:
-    """The tools of one request by the names that the model sees; `dropped`: names and types of those left out."""
+    """The tools of one request by the names that the model sees.
+
+    Attributes:
+        dropped: Names and types of those left out.
+    """
 
     tools: dict[str, Offered] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
 
     @property
     def definitions(self) -> tuple[dict[str, Any], ...]:
+        """The tools as a chat template takes them."""
         return tuple(tool.definition for tool in self.tools.values())
 
     def add(self, tool: Offered, where: str, notes: Notes) -> None:
@@ -143,7 +148,11 @@ def flat_name(name: str, namespace: str | None) -> str:
 
 
 def offer_openai(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
-    """The tools of a request to chat completions or Responses. Raises ApiError naming the one that is malformed."""
+    """The tools of a request to chat completions or Responses.
+
+    Raises:
+        ApiError: A tool is malformed; it names it.
+    """
     offer = Offer()
     for i, tool in enumerate(tools or ()):
         _offer_openai(offer, tool, f"tools[{i}]", notes)
@@ -199,7 +208,11 @@ def _free_text(custom: Custom, inside: str | None) -> dict[str, Any]:
 
 
 def offer_anthropic(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
-    """The tools of a request to Messages. Raises ApiError naming the one that is malformed."""
+    """The tools of a request to Messages.
+
+    Raises:
+        ApiError: A tool is malformed; it names it.
+    """
     offer = Offer()
     for i, tool in enumerate(tools or ()):
         where, kind = f"tools[{i}]", tool.get("type") or "custom"
@@ -250,9 +263,17 @@ def _chosen(choice: Any) -> str | None:
 def pick(
     word: Any, named: str | None, offer: Offer, notes: Notes, param: str = "tool_choice"
 ) -> tuple[Offer, ToolChoice]:
-    """The choice among the offered tools; word: the dialect's own, named: the one tool, which wins.
+    """The choice among the offered tools. One that was left out leaves the model its choice.
 
-    Raises ApiError naming `param` for a tool that is not there. One that was left out leaves the model its choice.
+    Args:
+        word: The dialect's own word for the choice.
+        named: The one tool that is to be called, which wins.
+        offer: The tools.
+        notes: Gets what cannot be honoured.
+        param: The field, for errors.
+
+    Raises:
+        ApiError: The tool is not there; it names `param`.
     """
     if named is not None:
         if named in offer.tools:
@@ -298,7 +319,11 @@ class FreeText:
         self._n = 0
 
     def more(self, arguments: str, last: bool = False) -> str:
-        """What is new in the call's text; arguments: as far as they have come."""
+        """What is new in the call's text.
+
+        Args:
+            arguments: As far as they have come.
+        """
         found = arguments_of(arguments)
         if not last and not (isinstance(found, dict) and isinstance(found.get("input"), str)):
             return ""

@@ -49,6 +49,7 @@ class Job(Generic[B]):
 
     @property
     def cancelled(self) -> bool:
+        """Whether it is to end."""
         return self._cancelled.is_set()
 
     def cancel(self, reason: ApiError | None = None) -> None:
@@ -69,8 +70,11 @@ class Job(Generic[B]):
             self.cancel()
 
     async def batches(self) -> AsyncIterator[list[Any]]:
-        """The events in order, as many at a time as are there, until the job ends; raises ApiError if it failed or was
-        cancelled with a reason."""
+        """The events in order, as many at a time as are there, until the job ends.
+
+        Raises:
+            ApiError: It failed or was cancelled with a reason.
+        """
         while True:
             await self._arrived.wait()
             self._arrived.clear()
@@ -131,10 +135,12 @@ class Worker(Generic[B]):
 
     @property
     def waiting(self) -> int:
+        """Requests in the queue."""
         return len(self._queue)
 
     @property
     def running(self) -> int:
+        """Requests that are being answered."""
         return len(self._current)
 
     @property
@@ -156,7 +162,11 @@ class Worker(Generic[B]):
         return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running) / self.slots)))
 
     def require_ready(self) -> B:
-        """The open runner; raises ApiError 503 while it is loading or shutting down."""
+        """The open runner.
+
+        Raises:
+            ApiError: 503 while it is loading or shutting down.
+        """
         if self.failure is not None:
             raise ApiError(503, f"the model could not be loaded: {self.failure}", code="model_failed")
         if self._draining:
@@ -168,7 +178,11 @@ class Worker(Generic[B]):
         return self.runner
 
     def submit(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> Job[B]:
-        """Queue a job; raises ApiError 503 with Retry-After when full, loading or shutting down, 429 for the client's limit."""
+        """Queue a job.
+
+        Raises:
+            ApiError: 503 with Retry-After when full, loading or shutting down, 429 for the client's limit.
+        """
         self.require_ready()
         job = Job(client, work)
         try:
