@@ -98,8 +98,11 @@ USUAL = (
 
 
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
-    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one. n_ctx: the context
-    where none is asked for."""
+    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one.
+
+    Args:
+        n_ctx: The context where none is asked for, in tokens (0: as trained).
+    """
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     names = " or ".join(model.name for model in NAMED)
     model, cache = parser.add_argument_group("model"), {"choices": get_args(CacheType)}
@@ -132,7 +135,11 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
 
 
 def memory_size(text: str) -> int | float:
-    """Bytes from 23GiB or 23G (2^30 each), 24GB (10^9 each) or a number; from 90% the part 0.9. Raises ArgumentTypeError."""
+    """Bytes from 23GiB or 23G (2^30 each), 24GB (10^9 each) or a number; from 90% the part 0.9.
+
+    Raises:
+        ArgumentTypeError: It is no size.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:(%)|([KMGT]?)(B?|iB))", text.strip(), re.IGNORECASE)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 23GiB, 24GB or 90%")
@@ -149,7 +156,11 @@ def memory_size(text: str) -> int | float:
 
 
 def gpu_layers(text: str) -> int:
-    """A number of layers; "all" and "auto" are -1, as without the option. Raises ValueError."""
+    """A number of layers; "all" and "auto" are -1, as without the option.
+
+    Raises:
+        ValueError: It is no number.
+    """
     return -1 if text in ("all", "auto") else int(text)
 
 
@@ -227,7 +238,9 @@ _SAME = """gpu_memory fa_window main_gpu device tensor_split n_cpu_moe mode budg
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """Fetch what the hub holds, find the draft, and put the options together.
 
-    Raises HubError, ConfigError.
+    Raises:
+        HubError: A model cannot be fetched.
+        ConfigError: Options exclude each other.
     """
     if without := getattr(args, "no_effect", None):
         log.warning("without effect here: %s", ", ".join(without))

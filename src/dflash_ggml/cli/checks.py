@@ -24,7 +24,11 @@ _HARDLY = 1.2  # tokens per drafted step below which a draft does next to nothin
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, the verdict, what was found, and what to do about it. data: the same, for JSON."""
+    """One line: what was looked at, the verdict, what was found, and what to do about it.
+
+    Attributes:
+        data: The same, for JSON.
+    """
 
     topic: str
     verdict: Verdict
@@ -61,7 +65,11 @@ def cpu_check(features: Sequence[str], cpu_flags: Iterable[str]) -> Check:
 
 
 def threads_check(n_threads: int, cores: int, load: float) -> Check:
-    """Threads against cores that this process may use, and against what else runs; `load`: runnable tasks on average."""
+    """Threads against cores that this process may use, and against what else runs.
+
+    Args:
+        load: Runnable tasks on average.
+    """
     data = {"n_threads": n_threads, "cores": cores, "load": load}
     text = f"{count(n_threads, 'thread')} on {count(cores, 'core')}, load average {load:.1f}"
     if n_threads > cores:
@@ -91,9 +99,13 @@ def device_checks(
     main_gpu: int,
     sharing: Sequence[str] = (),
 ) -> list[Check]:
-    """Each device, whether it is used and why or why not. backends: those of the build. driver: what is wrong with the NVIDIA
-    driver, "" if nothing is, None where there is none. sharing: names of the GPUs that share the layers, none where
-    one has all."""
+    """Each device, whether it is used and why or why not.
+
+    Args:
+        backends: Those of the build.
+        driver: What is wrong with the NVIDIA driver, "" if nothing is, None where there is none.
+        sharing: Names of the GPUs that share the layers, none where one has all.
+    """
     found, cuda = [], "CUDA" in backends
     others = [name for name in backends if name not in ("CPU", "CUDA")]
     gpus = [device for device in devices if device.is_gpu]
@@ -165,8 +177,12 @@ def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
 
 
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:
-    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are used.
-    layers: whose experts the host could keep, so that all else fits; 0 where that does not help."""
+    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are
+    used.
+
+    Args:
+        layers: Whose experts the host could keep, so that all else fits; 0 where that does not help.
+    """
     data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
     data["kept"] = asdict(plan.kept) if plan.kept else None
     if plan.beside:
@@ -210,7 +226,12 @@ def costs_check(
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What decoding for a while gave. drafted, drafted_tokens: its drafted steps, and the tokens that they gave."""
+    """What decoding for a while gave.
+
+    Attributes:
+        drafted: Steps that drafted.
+        drafted_tokens: The tokens that those gave.
+    """
 
     tokens: int
     seconds: float
@@ -219,6 +240,7 @@ class Speed:
 
     @property
     def per_second(self) -> float:
+        """Tokens per second; 0.0 when nothing was timed."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     @property

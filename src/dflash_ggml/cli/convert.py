@@ -25,6 +25,7 @@ _OPTIONS = f"""
 
 
 def build_parser() -> Parser:
+    """The command line."""
     parser = Parser(
         prog="dflash-convert",
         description="Convert a draft's safetensors folder to GGUF, for this package and for llama.cpp."
@@ -43,7 +44,15 @@ def build_parser() -> Parser:
 
 
 def convert(args: argparse.Namespace) -> list[str]:
-    """Check the pair and write the file; notes for people. Raises DflashError, OSError."""
+    """Check the pair and write the file.
+
+    Returns:
+        Notes for people.
+
+    Raises:
+        DflashError: The pair cannot be converted.
+        OSError: The file cannot be written.
+    """
     from ..drafts.convert import write_gguf
     from ..drafts.dflash.file import DraftFile
     from ..drafts.dflash.params import check_pair

@@ -159,7 +159,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
 
 
 def examine_scorer(config: EngineConfig, file: Any) -> tuple[list[Check], Any]:
-    """What chooses the part of a prompt that is read, where that may be a part; and its open file, if it has one."""
+    """What chooses the part of a prompt that is prefilled, where that may be a part; and its open file, if it has one."""
     from ..engine.scorer import ScorerSource
 
     if config.prompt_keep is None:
@@ -179,7 +179,11 @@ def examine_scorer(config: EngineConfig, file: Any) -> tuple[list[Check], Any]:
 
 
 def no_draft(config: EngineConfig, has_target: bool) -> Check:
-    """No draft model drafts; has_target: the target can be read."""
+    """The check for a pair without a draft model.
+
+    Args:
+        has_target: The target can be read.
+    """
     from ..drafts.beside import NAME_ONE, draft_beside
 
     why, how = f"none beside {config.model}", NAME_ONE

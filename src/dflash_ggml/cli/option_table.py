@@ -21,9 +21,13 @@ def entries(table: str) -> Iterator[tuple[list[str], list[str], str]]:
 def add_table(add: Callable[..., Any], table: str, **kinds: Any) -> None:
     """Add options, such as `-c --ctx-size N int 0 | help`.
 
-    Behind the flags come the value's name in the help (`_`: none), what reads it and its default. Without them it is a switch.
-    kinds: what reads values beside int, float, str and path, by the name in the table: a function, or keywords of add_argument.
-    add: a parser's or a group's add_argument.
+    Behind the flags come the value's name in the help (`_`: none), what reads it and its default. Without them it is
+    a switch.
+
+    Args:
+        kinds: What reads values beside int, float, str and path, by the name in the table: a function, or keywords of
+            add_argument.
+        add: A parser's or a group's add_argument.
     """
     for flags, value, text in entries(table):
         made = {**_KINDS, **kinds}[value[1]] if len(value) > 1 else {}

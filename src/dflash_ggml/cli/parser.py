@@ -61,6 +61,7 @@ class Parser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
+        """Leave with exit code 2 and the fault in one line."""
         flag = "--help-all" if self._usual else "--help"
         self.exit(2, f"{self.prog}: {message}; {flag} lists the options\n")
 

@@ -56,6 +56,7 @@ class Totals:
     ms: float = 0.0
 
     def add(self, usage: Usage) -> None:
+        """Count an answer."""
         self.answers += 1
         self.tokens += usage.predicted_n
         self.steps += usage.steps
@@ -64,6 +65,7 @@ class Totals:
         self.ms += usage.predicted_ms
 
     def line(self) -> str:
+        """The sums in a line for people."""
         speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
         per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
         return (
@@ -103,7 +105,11 @@ class Conversation:
         self._writer = Writer(self.out, self.notes)
 
     def say(self, line: str) -> None:
-        """Act on one input: a slash command or a message. Raises Quit."""
+        """Act on one input: a slash command or a message.
+
+        Raises:
+            Quit: The user asked to leave.
+        """
         text = line.strip()
         if not text:
             return
@@ -278,7 +284,12 @@ class Conversation:
 
 
 def read_save(name: str) -> Save:
-    """A saved conversation. Raises ConfigError, OSError."""
+    """A saved conversation.
+
+    Raises:
+        ConfigError: The file holds none.
+        OSError: It cannot be read.
+    """
     try:
         data = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
     except ValueError as error:
@@ -287,7 +298,11 @@ def read_save(name: str) -> Save:
 
 
 def checked_save(data: Any, name: str) -> Save:
-    """System message and messages of a saved conversation. Raises ConfigError naming what is wrong."""
+    """System message and messages of a saved conversation.
+
+    Raises:
+        ConfigError: It holds no conversation; the message names what is wrong.
+    """
     if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
         raise ConfigError(f"{name}: not a conversation saved by this version")
     system, messages = data.get("system", ""), data.get("messages")

@@ -93,7 +93,11 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One generation. Unlike `Usage`, its tokens include the end-of-generation token. reasoning: of a chat only."""
+    """One generation. Unlike `Usage`, its tokens include the end-of-generation token.
+
+    Attributes:
+        reasoning: Of a chat only.
+    """
 
     text: str
     finish_reason: str

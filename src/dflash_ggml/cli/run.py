@@ -1,4 +1,4 @@
-"""`dflash-run`: complete one prompt. Text on stdout as it is committed, progress and statistics on stderr."""
+"""The command `dflash-run`: complete one prompt. Text on stdout as it is committed, progress and statistics on stderr."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXAMPLES = """examples:
 
 With no -m the embedded demonstration pair is used: a small model trained on Python source."""
 
-
+# tables of options, see `add_table`
 _PROMPT = """
 --chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else on stderr
 -sys --system TEXT | system message (with --chat)
@@ -89,7 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_prompt(args: argparse.Namespace) -> str:
-    """The prompt from its one source. Raises ConfigError when there is none, more than one, or it is empty."""
+    """The prompt, from --prompt, -f or standard input.
+
+    Raises:
+        ConfigError: There is none, more than one, or it is empty.
+    """
     if args.stdin not in (None, "-"):
         raise ConfigError(f"{args.stdin!r} is no option: give the prompt with --prompt")
     if sum(source is not None for source in (args.prompt, args.file, args.stdin)) > 1:
@@ -173,9 +177,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare(session: Session, text: str, args: argparse.Namespace, params: SamplingParams) -> Prepared:
-    """The request for the prompt's continuation; with --chat for the answer to it.
+    """The request for the prompt's continuation, or with --chat for the answer to it, rendered and tokenised.
 
-    Raises ConfigError, ContextOverflowError.
+    Args:
+        text: The prompt.
+        params: How tokens are drawn.
+
+    Raises:
+        ConfigError: The model has no chat template, or the prompt cannot be rendered.
+        ContextOverflowError: The prompt leaves no room in the context.
     """
     options: dict[str, Any] = {"sampling": params, "max_tokens": args.predict, **chats.text_options(args)}
     tokenizer = session.tokenizer
@@ -203,7 +213,15 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 def follow(
     events: Iterable[Event], steps: Steps, meter: Meter, writer: Writer | None, is_chat: bool = False
 ) -> Report:
-    """Show the progress, write text and thinking as they come, and report; reasoning only where it is a chat."""
+    """Show the progress, write text and thinking as they come, and report.
+
+    Args:
+        events: Those of the answer.
+        steps: What the engine's steps told so far.
+        meter: Shows the progress.
+        writer: Where the answer goes; None: nowhere.
+        is_chat: Report the reasoning too.
+    """
     answer = write_answer(events, writer, meter.tokens)
     meter.clear()
     usage, finish = answer.done()

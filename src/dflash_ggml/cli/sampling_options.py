@@ -59,7 +59,10 @@ def _reader(name: str, option: Option) -> Callable[[str], Any]:
 def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None = None) -> SamplingParams:
     """The sampling options as one object: flags, else what the model file with this `metadata` recommends, else our defaults.
 
-    Says which came from the file. Raises ConfigError naming the field.
+    Says which came from the file.
+
+    Raises:
+        ConfigError: A field is wrong; it names it.
     """
     given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     if "logit_bias" in given:
@@ -73,7 +76,11 @@ def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None
 
 
 def check_biases(params: SamplingParams, n_vocab: int) -> None:
-    """Raises ConfigError for a bias of a token that the model lacks, which only the open model can tell."""
+    """Refuse a bias of a token that the model lacks, which only the open model can tell.
+
+    Raises:
+        ConfigError: It names the token.
+    """
     for token in params.logit_bias:
         if token >= n_vocab:
             raise ConfigError(f"-l/--logit-bias: {token} is no token of this model, it has {n_vocab}")

@@ -54,7 +54,8 @@ class Keyboard:
 def line_history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
     """Line editing, with a history that goes on where `file` ended: this session's lines join it at the end.
 
-    note: called with what cannot be read or written; never fatal.
+    Args:
+        note: Called with what cannot be read or written; never fatal.
     """
     if not sys.stdin.isatty():
         yield

@@ -75,6 +75,7 @@ _LOOP = """
 
 
 def build_parser() -> Parser:
+    """The command line."""
     parser = Parser(
         prog="dflash-train",
         description="Train a draft for a target (GGUF or transformers checkpoint), on text or on the target's own output.",
@@ -110,7 +111,11 @@ def _device(text: str) -> str:
 
 
 def check_text(args: Namespace) -> None:
-    """Raises ConfigError for options of the text that cannot be."""
+    """Refuse options of the text that cannot be.
+
+    Raises:
+        ConfigError: It names the option.
+    """
     for name, value, low, high in (
         ("--own-text", args.own_text, 0, 1 << 40),
         ("--own-share", args.own_share, 0, 1),
@@ -130,7 +135,15 @@ def tell(line: str) -> None:
 
 
 def train(args: Namespace, interrupt: Interrupt) -> bool:
-    """Write text, train, check. False where it was interrupted. Raises DflashError, OSError."""
+    """Write text, train, check.
+
+    Returns:
+        False where it was interrupted.
+
+    Raises:
+        DflashError: The target, the text or the options cannot be used.
+        OSError: A file cannot be read or written.
+    """
     path = args.target / "config.json"
     if args.kind == "mtp" and args.target.suffix == ".gguf":
         raise ConfigError("--kind mtp needs the transformers checkpoint, a GGUF file is not enough")

@@ -80,8 +80,12 @@ def compared(
     meter: Meter,
     should_stop: Callable[[], bool],
 ) -> list[float]:
-    """How many times as fast as plain decoding drafting was, by round. drafted: milliseconds of the first run, which `plain` was
-    decoded behind; the others follow while all of it takes less than ENOUGH seconds. When stopped, those so far."""
+    """How many times as fast as plain decoding drafting was, by round; when stopped, of the rounds so far.
+
+    Args:
+        drafted: Milliseconds of the first run.
+        plain: What was decoded after it; further rounds follow while all of it takes less than ENOUGH seconds.
+    """
     n, spent = len(plain.token_ids), drafted + plain.ms
     found = [plain.ms / drafted] if drafted else []
     while found and len(found) < ROUNDS and spent < 1e3 * ENOUGH:
@@ -99,7 +103,11 @@ def compared(
 
 
 def versus_line(report: Report, plain: Plain, session: Session, rounds: Sequence[float] = ()) -> str:
-    """What just happened, for a first-time reader. rounds: of `compared`."""
+    """What just happened, for a first-time reader.
+
+    Args:
+        rounds: What `compared` gave.
+    """
     if not report.usage.steps:
         return "too few tokens to compare drafting with plain decoding"
     what = "the same text" if plain.token_ids == report.steps.token_ids else "as many tokens"

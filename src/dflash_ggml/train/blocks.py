@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 def draw_anchors(
     rng: np.random.Generator, start: NDArray[np.int64], stop: NDArray[np.int64], n: int
 ) -> NDArray[np.int64]:
-    """Sorted anchors [rows, n], each in [start, stop - 2]: at least one token is left to draft. start, stop: [rows]."""
+    """Sorted anchors [rows, n], each in [start, stop - 2]: at least one token is left to draft.
+
+    Args:
+        start, stop: [rows].
+    """
     high = np.maximum(stop - 1, start + 1)
     drawn = start[:, None] + (rng.random((len(start), n)) * (high - start)[:, None]).astype(np.int64)
     return np.sort(drawn, 1)
@@ -24,7 +28,8 @@ def draw_anchors(
 def labels_at(anchors: Any, stop: Any, depth: int, n_tokens: int, where: Any) -> tuple[Any, Any]:
     """Positions [rows, n, depth] of the tokens to draft behind each anchor, cut at the row's end, and which of them count.
 
-    where: 0 .. depth - 1 as an array of the same library.
+    Args:
+        where: 0 .. depth - 1 as an array of the same library.
     """
     positions = anchors[..., None] + 1 + where
     return positions.clip(0, n_tokens - 1), positions < stop[:, None, None]
@@ -35,8 +40,14 @@ def visible(
 ) -> tuple[Any, Any]:
     """What columns of blocks see: of the context [rows, n * B, T], and of each other [n * B, n * B].
 
-    anchors [rows, n]; columns = 0 .. n * B - 1, keys = 0 .. T - 1 as arrays of the same library. With a window a column at
-    position p sees positions above p - window. causal: no column sees later ones.
+    With a window a column at position p sees positions above p - window.
+
+    Args:
+        anchors: [rows, n].
+        columns, keys: 0 .. n * B - 1 and 0 .. T - 1, as arrays of the same library.
+        block: B.
+        window: Tokens of the window, 0 for none.
+        causal: No column sees later ones.
     """
     mine = anchors[:, columns // block][..., None]
     context = keys < mine
@@ -53,8 +64,12 @@ def visible(
 def unrolled(columns: Any, n_tokens: int) -> Any:
     """What a prediction head sees when it is trained on its own drafts: [S * T, S * T], S passes over the same T tokens.
 
-    Pass 0 is causal. A row of pass s stands s positions behind its token; it sees pass 0 up to its token, and its own token's
-    rows of the passes up to its own. columns: 0 .. S * T - 1.
+    Pass 0 is causal. A row of pass s stands s positions behind its token; it sees pass 0 up to its token, and its own
+    token's rows of the passes up to its own.
+
+    Args:
+        columns: 0 .. S * T - 1, as an array of numpy or torch.
+        n_tokens: T.
     """
     at, step = columns % n_tokens, columns // n_tokens
     first = (step[None] == 0) & (at[None] <= at[:, None])

@@ -21,7 +21,13 @@ Render = Callable[[list[dict[str, Any]], bool], str]  # messages, and whether an
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """documents: whole texts. prompts: beginnings for the target to go on from. answered: (prompt, answer) pairs."""
+    """What files gave to train on.
+
+    Attributes:
+        documents: Whole texts.
+        prompts: Beginnings for the target to go on from.
+        answered: (prompt, answer) pairs.
+    """
 
     documents: list[str]
     prompts: list[str]
@@ -63,7 +69,11 @@ class Rows:
 
 
 def load_rows(path: Path) -> Rows:
-    """What `Rows.save` wrote. Raises ConfigError for anything else."""
+    """What `Rows.save` wrote.
+
+    Raises:
+        ConfigError: The file holds no rows.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             rows = Rows(*(file[name] for name in ("ids", "start", "stop")))
@@ -87,10 +97,17 @@ def read_texts(
 ) -> Texts:
     """Texts of files and folders, in the order of their names' hashes, so that a limit takes some of everything.
 
-    A .jsonl file has an object a line: `text`, a document; `prompt`, a beginning; or `messages`, which `render` brings into the
-    target's chat form, the last answer of the assistant being what is learnt. Every other file that is UTF-8 is a document, in
-    a folder those whose name ends in one of `suffixes`, if any are given.
-    Raises ConfigError for a line that is none of these, and where nothing was found.
+    A .jsonl file has an object a line: `text`, a document; `prompt`, a beginning; or `messages`, which `render` brings into
+    the target's chat form, the last answer of the assistant being what is learnt. Every other file that is UTF-8 is a document.
+
+    Args:
+        paths: Files and folders.
+        max_bytes: Limit of all texts.
+        render: Makes the chat form of messages; None where the target has none.
+        suffixes: Ends of the names that are taken from folders, if any are given.
+
+    Raises:
+        ConfigError: A line is none of these, or nothing was found.
     """
     found = Texts([], [], [])
     seen: set[bytes] = set()

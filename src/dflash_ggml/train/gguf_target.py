@@ -45,7 +45,11 @@ class Cache:
 
 
 class GGUFTarget(TargetModel):
-    """The model of a GGUF file. Raises ModelFileError for one of another architecture, or with what this one has not."""
+    """The model of a GGUF file.
+
+    Raises:
+        ModelFileError: It has another architecture, or something that this model has not.
+    """
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
         try:
@@ -131,6 +135,7 @@ class GGUFTarget(TargetModel):
 
     @cached_property
     def tokenizer(self) -> Any:
+        """The file's tokenizer."""
         from ..files.gguf import GGUFFile
         from ..text.tokenizer import Tokenizer
 
@@ -138,9 +143,11 @@ class GGUFTarget(TargetModel):
             return Tokenizer.from_gguf(file)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts, no special ones added."""
         return [self.tokenizer.encode(text) for text in texts]
 
     def render(self, messages: list[dict[str, Any]], answer: bool) -> str:
+        """The chat form of messages."""
         from ..text.template import ChatTemplate, normalise_messages
 
         def text(token: int | None) -> str:
@@ -154,6 +161,7 @@ class GGUFTarget(TargetModel):
 
     @property
     def has_template(self) -> bool:
+        """Whether the file has a chat template."""
         return "tokenizer.chat_template" in self.keys
 
     def mask_id(self) -> int:
@@ -174,10 +182,12 @@ class GGUFTarget(TargetModel):
 
     @torch.no_grad()
     def features(self, ids: Tensor, taps: Sequence[int]) -> Tensor:
+        """See `TargetModel.features`."""
         last, found = self._layers(ids, None, taps)
         return torch.cat([found[i] for i in taps], -1) if taps else self._normed(last, self.norm)
 
     def step(self, ids: Tensor, cache: Any, length: int) -> tuple[Tensor, Any]:
+        """See `TargetModel.step`."""
         if cache is None:
             shape = len(ids), self.n_kv_heads, length, self.head_dim
             cache = Cache(self.sizes.n_layers, shape, self.tables.embedding)
@@ -243,5 +253,10 @@ class GGUFTarget(TargetModel):
 
 
 def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
-    """The target of a GGUF file, or of a folder with a transformers checkpoint. Raises ModelFileError, ConfigError."""
+    """The target of a GGUF file, or of a folder with a transformers checkpoint.
+
+    Raises:
+        ModelFileError: It cannot be read, or is of no kind that can be trained for.
+        ConfigError: A package is missing.
+    """
     return (GGUFTarget if path.suffix == ".gguf" else TargetModel)(path, device, dtype)

@@ -20,10 +20,18 @@ from .recipe import Shape, TargetSizes
 
 
 class HeadNet(nn.Module):
-    """The head, its parameters below `mtp` as in the targets' own checkpoints."""
+    """The head, its parameters below `mtp` as in the targets' own checkpoints.
+
+    Args:
+        s: The head's sizes.
+        t: The target's.
+        model: The target's decoder.
+
+    Raises:
+        ConfigError: The target has no layer to copy.
+    """
 
     def __init__(self, s: Shape, t: TargetSizes, model: Any) -> None:
-        """model: the target's decoder. Raises ConfigError for one without a layer to copy."""
         super().__init__()
         self.shape, self.sizes = s, t
         full = [layer for layer in model.layers if hasattr(layer, "self_attn")]

@@ -17,6 +17,7 @@ class Norm(nn.Module):
         self.eps, self.weight = eps, nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., D], normed."""
         y = x.float()
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return (y * self.weight).type_as(x)
@@ -83,6 +84,7 @@ class FeedForward(nn.Module):
         self.down_proj = linear(s.n_ff, t.n_embd, (2 * s.n_layers) ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [B, Q, D] -> [B, Q, D]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -124,6 +126,7 @@ class Layer(nn.Module):
         self.has_conv = s.kind == "dflash2"
 
     def forward(self, x: Tensor, context: Tensor, at: Rotary, before: Rotary, mask: Tensor) -> Tensor:
+        """x [B, Q, D] -> [B, Q, D]; arguments as of `Attention.forward`."""
         y = self.input_layernorm(x)
         if not self.has_conv:
             x = x + self.self_attn(y, context, at, before, mask)

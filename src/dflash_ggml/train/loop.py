@@ -26,7 +26,12 @@ CHECKPOINT = "training.pt"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What held-out rows say. accepted: tokens a step of a chain, the target's own included; right [L]: share of each depth."""
+    """What held-out rows say.
+
+    Attributes:
+        accepted: Tokens a step of a chain, the target's own included.
+        right: [L], share of tokens that are right at each depth.
+    """
 
     accepted: float
     right: list[float]
@@ -39,10 +44,16 @@ class Checked:
 
 
 class Features:
-    """The target's features of all rows, kept on the device as far as there is room for them; else computed each time."""
+    """The target's features of all rows, kept on the device as far as there is room for them; else computed each time.
+
+    Args:
+        target: The target.
+        rows: Token ids.
+        taps: Tapped layers.
+        room: Bytes that may be kept.
+    """
 
     def __init__(self, target: TargetModel, rows: Rows, taps: tuple[int, ...], room: float) -> None:
-        """room: bytes."""
         self.target, self.rows, self.taps = target, rows, taps
         width = max(1, len(taps)) * target.sizes.n_embd
         dtype = target.tables.embedding.dtype
@@ -77,7 +88,11 @@ class Replayed:
         self.before: Any = None
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The step's result. Raises ConfigError where it cannot be recorded."""
+        """The step's result.
+
+        Raises:
+            ConfigError: It cannot be recorded.
+        """
         if self.result is None:
             self.inputs = [x.clone() for x in inputs]
             side = torch.cuda.Stream()
@@ -107,7 +122,19 @@ class Replayed:
 
 
 class Trainer:
-    """Trains `net` on rows and keeps it in `folder`: the published draft and, beside it, what a later run goes on from."""
+    """Trains `net` on rows and keeps it in `folder`: the published draft and, beside it, what a later run goes on from.
+
+    Args:
+        net: The draft's network.
+        shape: Its sizes.
+        run: How it is trained.
+        target: The target.
+        train, held: Rows to learn, and rows to check it with.
+        folder: Where it is kept.
+        room: Bytes for kept features.
+        compiled: Run steps through torch.compile.
+        graph: Replay steps as a CUDA graph.
+    """
 
     def __init__(
         self,
@@ -122,7 +149,6 @@ class Trainer:
         compiled: bool = False,
         graph: bool = False,
     ) -> None:
-        """room: bytes for kept features. compiled: through torch.compile. graph: steps are replayed as a CUDA graph."""
         self.net, self.shape, self.run, self.target, self.folder = net, shape, run, target, folder
         self.train, self.held = train, held
         taps = () if shape.kind == "mtp" else shape.taps
@@ -270,7 +296,11 @@ class Trainer:
         os.replace(beside, self.folder / CHECKPOINT)
 
     def resume(self) -> None:
-        """Go on where the checkpoint in the folder ends. Raises ConfigError where there is none, or one of another shape."""
+        """Go on where the checkpoint in the folder ends.
+
+        Raises:
+            ConfigError: There is none, or one of another shape.
+        """
         path = self.folder / CHECKPOINT
         try:
             state = torch.load(path, map_location=self.target.device, weights_only=True)

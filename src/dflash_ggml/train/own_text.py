@@ -52,8 +52,11 @@ def write_rows(
 ) -> Rows:
     """What the target writes behind each prompt, also in the folder as `KEPT`; until that is whole, as `BEGUN`.
 
-    Goes on from what the folder has. Raises KeyboardInterrupt after a batch in which `stop` became true, ConfigError where what
-    the folder has was begun with other prompts or options.
+    Goes on from what the folder has.
+
+    Raises:
+        KeyboardInterrupt: After a batch in which `stop` became true.
+        ConfigError: What the folder has was begun with other prompts or options.
     """
     begun, mark = folder / BEGUN, _mark(target, prompts, length, temperatures, seed)
     parts: list[Rows] = []

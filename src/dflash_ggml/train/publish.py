@@ -32,10 +32,14 @@ def publish(
 
 
 def start_from(folder: Path, net: nn.Module, tables: Tables | None = None) -> list[str]:
-    """Take over what a published draft has of the network's parameters. Returns those that it has not.
+    """Take over what a published draft has of the network's parameters.
 
-    Raises ModelFileError for one of another shape, for a draft that has nothing of it, and, given the target's tables, for an
-    embedding or output matrix of its own: a trained draft borrows the target's.
+    Returns:
+        Those that it has not.
+
+    Raises:
+        ModelFileError: It has another shape, nothing of the network, or, given the target's tables, an embedding or output
+            matrix of its own: a trained draft borrows the target's.
     """
     read_json(folder / "config.json")
     try:

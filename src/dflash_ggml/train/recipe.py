@@ -55,7 +55,11 @@ class TargetSizes:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A block draft's sizes, named as in `DraftParams`. rank, candidates, group, gated, from_anchor: where the kind has them."""
+    """A block draft's sizes, named as in `DraftParams`.
+
+    Attributes:
+        rank, candidates, group, gated, from_anchor: Where the kind has them.
+    """
 
     kind: Kind
     n_layers: int
@@ -88,8 +92,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How it is trained. steps or minutes, whichever comes first (0: no limit); gamma: depth over which a token's weight in the
-    loss falls to 1/e, 0: by the block."""
+    """How a draft is trained: for so many steps or minutes, whichever comes first (0: no limit).
+
+    Attributes:
+        gamma: Depth over which a token's weight in the loss falls to 1/e, 0: by the block.
+    """
 
     steps: int = 0
     minutes: float = 0.0
@@ -132,7 +139,11 @@ def depth_weights(depth: int, gamma: float) -> list[float]:
 
 
 def check_head(config: Mapping[str, Any], path: Path) -> None:
-    """Raises ConfigError where the target of this config.json cannot have a trained prediction head."""
+    """Refuse a target, by its config.json, that cannot have a trained prediction head.
+
+    Raises:
+        ConfigError: It says why.
+    """
     found = str(config.get("model_type"))
     if found not in HEAD_TARGETS:
         raise ConfigError(
@@ -142,7 +153,11 @@ def check_head(config: Mapping[str, Any], path: Path) -> None:
 
 
 def check(shape: Shape, run: Run, target: TargetSizes) -> None:
-    """Raises ConfigError for what cannot be trained."""
+    """Refuse what cannot be trained.
+
+    Raises:
+        ConfigError: It says why.
+    """
     if run.steps <= 0 and run.minutes <= 0:
         raise ConfigError("--steps or --minutes must say how long to train")
     for name, value, low in (
@@ -240,8 +255,13 @@ def config_json(shape: Shape, target: TargetSizes) -> dict[str, Any]:
 def shape_of(config: Mapping[str, Any], path: Path, target: TargetSizes | None = None) -> Shape:
     """The shape that a published block draft of this package's own or z-lab's schema has.
 
-    Raises ModelFileError naming the field for a draft with what `config_json` would not write again; with a target for one
-    of another vocabulary, rope base or epsilon too.
+    Args:
+        config: The draft's config.json.
+        path: Where it is, for errors.
+        target: Check vocabulary, rope base and epsilon against this one too.
+
+    Raises:
+        ModelFileError: A field is missing, or `config_json` would not write it again; it names it.
     """
     kinds = {name: kind for kind, name in _ARCHITECTURES.items()}
     arch = (config.get("architectures") or [""])[0]

@@ -22,7 +22,11 @@ Report = Callable[[str], None]
 
 
 class TargetModel:
-    """A transformers checkpoint, its weights frozen. Raises ModelFileError for a folder that holds none."""
+    """A transformers checkpoint, its weights frozen.
+
+    Raises:
+        ModelFileError: The folder holds none.
+    """
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
         logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -64,6 +68,7 @@ class TargetModel:
 
     @property
     def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     def mask_id(self) -> int:
@@ -101,7 +106,8 @@ class TargetModel:
     def step(self, ids: Tensor, cache: Any, length: int) -> tuple[Tensor, Any]:
         """Logits [B, V] behind ids [B, T], which follow what the cache has, and the cache; None before the first ones.
 
-        length: tokens that a row will have at most.
+        Args:
+            length: Tokens that a row will have at most.
         """
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], out.past_key_values
@@ -119,10 +125,17 @@ class TargetModel:
     ) -> Iterator[Rows]:
         """What the target writes behind each prompt, until `length` tokens in all or its end of text: a batch's rows at a time.
 
-        Short prompts come first; `done`: how many were written before and are left out. A batch is drawn from the seed and
-        its place alone.
-        Prompts of about one length go together; the longer ones of a batch are read token by token while the shorter ones are
-        gone on from already, so no row is padded.
+        Short prompts come first; a batch is drawn from the seed and its place alone. Prompts of about one length go together;
+        the longer ones of a batch are prefilled token by token while the shorter ones are already decoded, so no row is padded.
+
+        Args:
+            prompts: Ids of each.
+            length: Tokens of prompt and answer.
+            temperatures: Of the sampling, by turns.
+            batch: Rows of a batch.
+            seed: That of all draws.
+            done: How many rows were written before and are left out.
+            report: Gets lines about the progress.
         """
         starts = np.array([min(len(p), length) for p in prompts])
         order = np.argsort(starts, kind="stable")
