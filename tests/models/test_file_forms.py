@@ -14,6 +14,8 @@ from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile, StringArray, part_names
+from dflash_ggml.ggml.bindings import lib
+from dflash_ggml.ggml.device import F32
 from dflash_ggml.models.registry import read_target
 from reference import kv_toys, toys
 from reference.engine_kit import Solo
@@ -76,6 +78,67 @@ def test_as_ollama_writes_it(target: Path, tmp_path: Path) -> None:
     path = tmp_path / "sha256-0123abcd"
     path.write_bytes(build(keys, [*others, *renamed]).data)
     np.testing.assert_array_equal(logits(path), logits(target))
+
+
+def ternary(target: Path) -> tuple[dict[str, Any], list[Tensor], list[Tensor]]:
+    """Keys, and the tensors twice: matrices as ternary weights in Q2_0, a scale for 64 of them, and as the same in F32."""
+    keys, tensors = contents(target)
+    packed, plain = [], []
+    rng = np.random.default_rng(1)
+    for t in tensors:
+        if len(t.shape) < 2 or t.shape[0] % 64 or "conv1d" in t.name:
+            packed.append(t)
+            plain.append(t)
+            continue
+        w = rng.integers(-1, 2, (t.shape[1], t.shape[0] // 64, 64))
+        scales = (rng.integers(1, 9, (*w.shape[:2], 1)) / 64).astype(np.float16)
+        codes = (w + 1).astype(np.uint8).reshape(*w.shape[:2], 16, 4)
+        codes = (codes << np.array([0, 2, 4, 6], np.uint8)).sum(-1, dtype=np.uint8)
+        blocks = np.concatenate([scales.view(np.uint8), codes], axis=-1)
+        packed.append(Tensor(t.name, lib.GGML_TYPE_Q2_0, t.shape, blocks.tobytes()))
+        plain.append(
+            Tensor(t.name, F32, t.shape, (w * scales.astype(np.float32)).astype(np.float32).tobytes())
+        )
+    return keys, packed, plain
+
+
+def test_ternary_weights(target: Path, tmp_path: Path) -> None:
+    """As Bonsai's files for stock llama.cpp have them (Q2_0, architecture qwen35)."""
+    keys, packed, plain = ternary(target)
+    assert sum(t.type == lib.GGML_TYPE_Q2_0 for t in packed) > 10
+    found = []
+    for name, tensors in (("packed", packed), ("plain", plain)):
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(build(keys, tensors).data)
+        found.append(logits(path))
+    # activations are rounded to 8 bits before a product with Q2_0
+    assert np.linalg.norm(found[0] - found[1]) < 0.05 * np.linalg.norm(found[1])
+
+
+@pytest.mark.parametrize(("number", "nbytes"), [(lib.GGML_TYPE_Q2_0, 34), (142, 34), (143, 28)])
+def test_ternary_types_with_a_scale_for_128_weights_are_refused(
+    target: Path, tmp_path: Path, number: int, nbytes: int
+) -> None:
+    """Those of a fork; the first has the number that Q2_0 has here, and its tensors lie too close together."""
+    keys, packed, _ = ternary(target)
+    wide = [t for t in packed if t.type == lib.GGML_TYPE_Q2_0 and t.shape[0] % 128 == 0]
+    assert wide
+    changed = [
+        Tensor(t.name, number, t.shape, bytes(t.shape[0] // 128 * t.shape[1] * nbytes)) if t in wide else t
+        for t in packed
+    ]
+    path = tmp_path / "wide.gguf"
+    path.write_bytes(build(keys, changed).data)
+    with pytest.raises(ModelFileError, match=f"unknown type {number}|overlap|ends at byte"):
+        GGUFFile(path)
+
+
+def test_weights_in_a_rotated_basis_are_refused(target: Path, tmp_path: Path) -> None:
+    keys, packed, _ = ternary(target)
+    path = tmp_path / "rotated.gguf"
+    path.write_bytes(build({**keys, "prism.hadamard.block_size": 128}, packed).data)
+    with GGUFFile(path) as file, pytest.raises(ModelFileError, match=r"prism\.hadamard.*rotated basis"):
+        read_target(file)
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0])

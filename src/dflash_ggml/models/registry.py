@@ -39,6 +39,8 @@ _OTHERS = (
     ("qwen", "of the Qwen models Qwen3, Qwen3-Next and those from 3.5 on are supported"),
 )
 
+_ROTATED = "prism.hadamard."  # without that rotation of activations the logits are noise
+
 
 def read_target(file: GGUFFile) -> Target:
     """The target in an open file.
@@ -51,4 +53,8 @@ def read_target(file: GGUFFile) -> Target:
         known = ", ".join(repr(name) for name in TARGETS)
         what = next((f"; {what}" for part, what in _OTHERS if part in file.arch), "")
         raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {known}){what}")
+    if rotated := next((key for key in file.metadata if key.startswith(_ROTATED)), None):
+        raise file.error(
+            f"key {rotated!r}: weights in a rotated basis, as Bonsai 2 has them, are not supported"
+        )
     return target.from_gguf(file)
