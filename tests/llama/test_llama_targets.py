@@ -21,6 +21,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen3": {"n_layers": 2},
     "laguna": {"arch": "laguna", "n_layers": 3, "period": 3, "window": 20, "n_rot": 16, "yarn": 8.0},
     "gemma3": {"arch": "gemma3", "n_layers": 3, "period": 3, "window": 20},
+    "gemma4": {"arch": "gemma4", "n_layers": 3, "period": 3, "window": 20, "mixture": True},
+    "gpt-oss": {"arch": "gpt-oss", "n_layers": 4, "period": 2, "window": 20},
 }
 TOOL = {
     "type": "function",
