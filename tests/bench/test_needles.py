@@ -17,8 +17,6 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.files.pairs import EMBEDDED_TARGET
 
-pytest.importorskip("bm25s")
-
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_document_holds_its_answer_and_is_the_same_for_a_seed(kind: str):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="the server extra is not installed")
-pytest.importorskip("bm25s")
 
 from pathlib import Path
 

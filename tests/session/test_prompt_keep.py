@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("bm25s")
-
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.errors import ConfigError, ContextOverflowError

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("bm25s")
-
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.errors import ContextOverflowError, DflashError

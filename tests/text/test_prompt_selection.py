@@ -18,8 +18,6 @@ from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.text import prompt_selection as ps
 from dflash_ggml.text.tokenizer import Tokenizer
 
-pytest.importorskip("bm25s")
-
 
 @pytest.fixture(scope="module")
 def tokenizer(demo_target: Path) -> Tokenizer:
@@ -236,3 +234,27 @@ def test_best_units_are_by_score_then_position_and_skip_what_does_not_fit() -> N
     assert ps.best_units(units, np.array([1.0, 2, 2, 3]), 110) == [(100, 150), (200, 260)]
     assert ps.best_units(units, np.array([9.0, 2, 2, 3]), 99) == [(200, 260)]
     assert ps.best_units(units, np.array([0.0, 0, 0, 0]), 260) == units
+
+
+def test_the_lexical_scorer_is_bm25(tokenizer: Tokenizer) -> None:
+    """Against the formula, a document at a time; a unit inherits the score of the one before it."""
+    rng = random.Random(3)
+    texts = [" ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 30))) + "\n" for _ in range(12)]
+    texts.append("who has seen the amber basin of the fjord, the amber one?")
+    parts = [tokenizer.encode(text) for text in texts]
+    ends = np.cumsum([len(part) for part in parts])
+    spans = list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
+    found = ps.LexicalScorer(tokenizer).score([i for part in parts for i in part], spans[:-1], spans[-1])
+    documents = [text.split() for text in texts[:-1]]
+    mean = sum(map(len, documents)) / len(documents)
+    expected = []
+    for document in documents:
+        score = 0.0
+        for word in ("amber", "basin", "fjord", "amber"):
+            holding = sum(word in other for other in documents)
+            n = document.count(word)
+            idf = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+            score += idf * n / (n + 1.5 * (1 - 0.75 + 0.75 * len(document) / mean))
+        expected.append(score)
+    inherited = [max(pair) for pair in zip(expected, [0.0, *expected[:-1]], strict=True)]
+    np.testing.assert_allclose(found, inherited, rtol=1e-4)

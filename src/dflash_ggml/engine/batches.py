@@ -14,8 +14,6 @@ FINEST = 8
 # (at least, multiple): what is left goes in pieces of few widths; finer ones save a pass a prompt (bench/notes-serving.md)
 _GRAINS = ((1024, 256), (64, 64), (FINEST, FINEST))
 _FIRST = {True: 1024, False: 128}  # tokens to begin with where the clock decides, on a GPU and on the CPU
-# whether on a GPU a prompt's batch has the columns of sequences that decode in its pass: off until a GPU has run it
-JOINS = False
 _LEAST = 32  # what no clock goes below: weights would be read for too few tokens
 
 

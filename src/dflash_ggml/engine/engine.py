@@ -13,7 +13,6 @@ from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import NAME
 from ..errors import ConfigError, DeviceError, NonFiniteError, NoRoomError
 from ..policy.policy import Policy
-from .batches import JOINS
 from .loading import Loaded, Progress, load
 from .passes import allocated
 from .slot import Slot
@@ -136,7 +135,7 @@ class Engine:
     def joins(self) -> bool:
         """Whether that pays. On a CPU a column costs about as much in any pass, and padding as much as a column
         (bench/notes-serving.md)."""
-        return JOINS and self.device.is_gpu and self.takes_beside
+        return self.device.is_gpu and self.takes_beside
 
     def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
         """Step sequences of different slots once, in one pass where they can share it.

@@ -34,7 +34,7 @@ from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
-from .batches import JOINS, besides
+from .batches import besides
 from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
 from .outputs import PassOutputs
 from .placement import ONE_SIDE, Placement
@@ -141,7 +141,7 @@ class TargetPasses(PassOutputs):
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self.target.build(batch, self.state, self.weights).place(self.workspace).close()
-        if JOINS and self.takes_beside and self.device.is_gpu:
+        if self.takes_beside and self.device.is_gpu:
             n = besides(self.state.n_states)
             batch = self._joined(max(columns - n, 1), n, append, None)
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()

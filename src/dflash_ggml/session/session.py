@@ -59,7 +59,7 @@ class Session:
         prompt_keep: the least share of its prompt that a request may have prefilled, lossy; None: all is prefilled.
 
     Raises:
-        ConfigError: the template does not compile, cannot take a variable, the budget is below -1, or bm25s is not installed.
+        ConfigError: the template does not compile, cannot take a variable, or the budget is below -1.
     """
 
     def __init__(

@@ -9,12 +9,11 @@ is made once: the recurrent state behind it cannot be patched, and later turns e
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..errors import ConfigError, DflashError
+from ..errors import DflashError
 from .tokenizer import Tokenizer
 
 Range = tuple[int, int]  # of token positions, the end not included
@@ -46,37 +45,27 @@ class Scorer(Protocol):
 
 
 class LexicalScorer:
-    """BM25 of the question's words over the units; a unit inherits the score of the one before it.
-
-    Raises:
-        ConfigError: the package bm25s is not installed.
-    """
+    """BM25 of the question's words over the units (Robertson and Zaragoza, 2009, equation 3.15, with Lucene's idf, k1 = 1.5 and
+    b = 0.75); a unit inherits the score of the one before it."""
 
     name = "lexical"
     # words of scripts with spaces, single characters of those without
     _WORD = re.compile(r"[^\W\u2e80-\uffff]+|[\u2e80-\uffff]")
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        try:
-            import bm25s
-        except ImportError:
-            raise ConfigError(
-                "reading part of a prompt needs bm25s: pip install 'dflash-ggml[selection]'"
-            ) from None
-        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it says what it does in steps of milliseconds
-        self._tokenizer, self._bm25s = tokenizer, bm25s
+        self._tokenizer = tokenizer
 
     def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
         """See `Scorer`."""
-        corpus = [self._words(ids[start:end]) for start, end in units]
-        if not any(corpus):
-            return np.zeros(len(units), np.float32)
-        index = self._bm25s.BM25()
-        index.index(corpus, show_progress=False)
-        words = [word for word in self._words(ids[slice(*question)]) if word in index.vocab_dict]
-        if not words:
-            return np.zeros(len(units), np.float32)
-        found = np.asarray(index.get_scores(words), np.float32)
+        corpus = [Counter(self._words(ids[start:end])) for start, end in units]
+        lengths = np.array([words.total() for words in corpus], np.float32)
+        relative = lengths / max(lengths.mean(), 1.0)
+        found = np.zeros(len(units), np.float32)
+        for word, asked in Counter(self._words(ids[slice(*question)])).items():
+            counts = np.array([words[word] for words in corpus], np.float32)
+            holding = np.count_nonzero(counts)
+            idf = math.log(1 + (len(units) - holding + 0.5) / (holding + 0.5))
+            found += asked * idf * counts / (counts + 1.5 * (0.25 + 0.75 * relative))
         found[1:] = np.maximum(found[1:], found[:-1])  # what is asked for may follow what names it
         return found
 
