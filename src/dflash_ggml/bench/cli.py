@@ -320,11 +320,8 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
 def run_perplexity(args: argparse.Namespace, size: Size) -> int:
     """The perplexity of the target on a text file, for each pair of K/V types; returns the exit code."""
     text = perplexity.read_text(args.file)
-    args.spec, args.ctx_size, args.no_calibrate = (
-        (),
-        args.window + 1,
-        True,
-    )  # nothing drafts, no decision looks at costs
+    # nothing drafts, no decision looks at costs
+    args.spec, args.ctx_size, args.no_calibrate = (), args.window + 1, True
     pairs = perplexity.kv_pairs(args.kv) if args.kv else [(None, None)]
     scores: list[tuple[str, perplexity.Score]] = []
     found: dict[str, Any] = {}

@@ -128,9 +128,8 @@ def needle_jobs(bench: Bench) -> list[Job]:
                 for label, keep, way in ways:
                     asked = replace(request, prompt_keep=keep, prompt_scorer=way)
                     prepared = finished(session, session.prompts.make(asked))
-                    if (
-                        len(prepared.ids) + ANSWER > bench.engine.n_ctx
-                    ):  # names may take more tokens than others
+                    # names may take more tokens than others
+                    if len(prepared.ids) + ANSWER > bench.engine.n_ctx:
                         continue
                     score_ms = 0.0 if prepared.selection is None else prepared.selection.score_ms
                     setting = bench.setting(label, bench.mode, bench.budget, 0.0)

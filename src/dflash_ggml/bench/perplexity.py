@@ -100,10 +100,8 @@ def score(
     raise."""
     found, window = Score(), len(windows[0])
     rows = max(1, min(256, _LOGITS_BYTES // (4 * slot.n_vocab)))
-    half, last = (
-        window // 2,
-        window - 1,
-    )  # logits are used from the token `half` on, up to the one before the last
+    # logits are used from the token `half` on, up to the one before the last
+    half, last = window // 2, window - 1
     for done, text in enumerate(windows):
         at(done)
         began = time.perf_counter()

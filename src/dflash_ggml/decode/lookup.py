@@ -179,9 +179,8 @@ class LookupCandidates:
         """
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
-        budget = min(
-            budget, self.native.n_matches * self.depth
-        )  # which a tree of prompt lookup cannot exceed
+        # which a tree of prompt lookup cannot exceed
+        budget = min(budget, self.native.n_matches * self.depth)
         gains = ffi.new("double[]", budget + 1)
         n = lib.lookup_gains(self.native, rates.native, budget, gains)
         if n < 0:

@@ -57,12 +57,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        params: SamplingParams,
-        n_vocab: int,
-        processors: Sequence[Processor] = (),
-        *,
-        n_exempt: int = 0,
+        self, params: SamplingParams, n_vocab: int, processors: Sequence[Processor] = (), *, n_exempt: int = 0
     ) -> None:
         params.validate()
         for token in params.logit_bias:

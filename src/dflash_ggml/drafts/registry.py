@@ -71,9 +71,8 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
                 f"spec: {config.draft} is a {draft.name} draft, which it leaves out; name it there"
             )
         if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
-            draft.check(
-                target, str(config.model)
-            )  # layers that the target lacks are contiguous with no others
+            # layers that the target lacks are contiguous with no others
+            draft.check(target, str(config.model))
             draft = SeveralSource([draft, head])
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         draft = open_own(file, target, config.draft_max)

@@ -235,11 +235,7 @@ def shares(device: Device, config: EngineConfig) -> list[float]:
 
 
 def place_layers(
-    device: Device,
-    config: EngineConfig,
-    layers: Sequence[int],
-    taken: Mapping[int, int],
-    free: Sequence[int],
+    device: Device, config: EngineConfig, layers: Sequence[int], taken: Mapping[int, int], free: Sequence[int]
 ) -> Placement:
     """Share the layers out among the sides: by `tensor_split`, else by what is free.
 

@@ -278,10 +278,7 @@ class Slot:
             self._guarded(partial(self._aside, ids, take, should_stop))
 
     def _aside(
-        self,
-        ids: Items[int],
-        take: Callable[[np.ndarray], None],
-        should_stop: Callable[[], bool] | None,
+        self, ids: Items[int], take: Callable[[np.ndarray], None], should_stop: Callable[[], bool] | None
     ) -> None:
         """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short.
 

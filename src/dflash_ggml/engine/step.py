@@ -256,11 +256,7 @@ class Stepper:
 
     @staticmethod
     def _keep_features(
-        sequence: Sequence,
-        waiting: tuple[int, ...],
-        path: tuple[int, ...],
-        block: slice,
-        columns: Items[int],
+        sequence: Sequence, waiting: tuple[int, ...], path: tuple[int, ...], block: slice, columns: Items[int]
     ) -> None:
         """Note where the features of a path lie, behind those that wait already."""
         keeps = columns and not sequence.undraftable

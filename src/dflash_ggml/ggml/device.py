@@ -231,14 +231,12 @@ class Device:
         self.index, self.main = 0, self
         self.host: Device | None = None  # the side that is a CPU with weights of its own
         self.has_layers = True
-        self.n_ranks = (
-            1  # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
-        )
+        # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
+        self.n_ranks = 1
         self._thread: ThreadPoolExecutor | None = None
         self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
-        self.locked: list[
-            tuple[int, int]
-        ] = []  # pages of the host, address and bytes, that it reads by itself
+        # pages of the host, address and bytes, that it reads by itself
+        self.locked: list[tuple[int, int]] = []
         self._mark = self._free = ffi.NULL
 
     @classmethod
@@ -453,11 +451,7 @@ class Device:
                 lib.ggml_backend_synchronize(backend)
 
     def use_narrow_matmuls(
-        self,
-        on: bool,
-        type_: int = lib.GGML_TYPE_COUNT,
-        min_width: int = 1,
-        max_width: int = NARROW_COLUMNS,
+        self, on: bool, type_: int = lib.GGML_TYPE_COUNT, min_width: int = 1, max_width: int = NARROW_COLUMNS
     ) -> None:
         """Choose between our kernels for narrow matmuls (the default) and ggml's own; CUDA only, elsewhere nothing changes.
 

@@ -48,9 +48,8 @@ class Graph(Operations):
 
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
         self.device = device = device.main
-        if (
-            not device.has_own_kernels
-        ):  # each operation of ours becomes up to 40, each layer's of a commit by itself
+        # each operation of ours becomes up to 40, each layer's of a commit by itself
+        if not device.has_own_kernels:
             max_nodes = 4 * max_nodes + 4096
         graphs = min(len(device.sides), 2)  # that it was built as, and that it is divided into
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + graphs * lib.ggml_graph_overhead_custom(

@@ -97,9 +97,8 @@ class Division:
             if (side := self.device.side(t)) is not None:
                 first = self._order.get(key(node.src[0]))
                 if self._ops[i] == "MUL" and first is not None and self._ops[first] == "RMS_NORM":
-                    self._side[key(node.src[0])] = (
-                        side  # a norm goes with its weight: then its source alone crosses
-                    )
+                    # a norm goes with its weight: then its source alone crosses
+                    self._side[key(node.src[0])] = side
                 return side
         known = [t for t in read if self._side.get(key(t)) is not None]
         return self._side[key(max(known, key=lambda t: self._order[key(t)]))] if known else None

@@ -19,10 +19,8 @@ from .bindings import ffi, lib
 WINDOW = 0.1  # seconds of computing that are judged at once
 IDLE = 0.5  # seconds without computing; what this process's other threads waited for then says nothing
 CROWDED = 0.2  # seconds that all threads together waited for cores, per second, from which on the cores are taken to be shared
-PATIENCE = (
-    1.0,
-    30.0,
-)  # seconds of computing without crowding before one more thread is tried; after failures longer
+# seconds of computing without crowding before one more thread is tried; after failures longer
+PATIENCE = 1.0, 30.0
 _TASKS = "/proc/self/task"
 _POLL = 2  # how long a thread polls for the next graph before it sleeps, in 131,072 pauses: about 10 ms on a Xeon; ggml: 50
 
@@ -94,11 +92,8 @@ class Pool:
         if self._process == os.getpid():
             return
         self._process = os.getpid()
-        n, self._pool, self.n_threads = (
-            self.n_threads,
-            ffi.NULL,
-            0,
-        )  # ending threads that are not there would wait for ever
+        # ending threads that are not there would wait for ever
+        n, self._pool, self.n_threads = self.n_threads, ffi.NULL, 0
         self.resize(n)
 
     def resize(self, n_threads: int) -> None:

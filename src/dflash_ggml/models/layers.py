@@ -92,9 +92,8 @@ class Columns:
         Returns:
             [d, heads, n].
         """
-        if (
-            self._mask is None and sinks is not None
-        ):  # attention over ranges has none: one mask for all layers
+        # attention over ranges has none: one mask for all layers
+        if self._mask is None and sinks is not None:
             self._mask = g.range_mask(self._ranges, self.n_kv)
         if self._mask is None:
             return g.range_attention(q, keys, values, self._ranges, scale)
@@ -125,10 +124,7 @@ class Joined(Columns):
         """The columns of x [d, n] by part."""
         forest, linear = (part.n for part in self._parts)
         apart = (x.nb[1],)
-        return [
-            g.view(x, (x.ne[0], forest), apart),
-            g.view(x, (x.ne[0], linear), apart, forest * x.nb[1]),
-        ]
+        return [g.view(x, (x.ne[0], forest), apart), g.view(x, (x.ne[0], linear), apart, forest * x.nb[1])]
 
     def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
         """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""

@@ -23,15 +23,7 @@ from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
 from .experts import Experts
 from .feed_forward import FeedForward, scale_shape
-from .layers import (
-    APPENDED,
-    Dense,
-    Taps,
-    columns_of,
-    declare_outputs,
-    gated_attention,
-    gated_delta_net,
-)
+from .layers import APPENDED, Dense, Taps, columns_of, declare_outputs, gated_attention, gated_delta_net
 from .prediction import Head, read_head
 from .ranks import Cut, is_of_all, name_of, of_rank, part_of
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
@@ -53,9 +45,8 @@ class Qwen35(Target):
     """
 
     longest_answer: ClassVar[int] = 81_920
-    grouped: ClassVar[bool] = (
-        False  # gates and output matrices of delta nets have the value heads of a key head adjacent
-    )
+    # gates and output matrices of delta nets have the value heads of a key head adjacent
+    grouped: ClassVar[bool] = False
 
     n_layers: int
     n_embd: int
@@ -203,10 +194,7 @@ class Qwen35(Target):
         """The same of one rank."""
         d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
         shapes = outer_tensors(d, self.n_vocab, self.tied_head)
-        common = {
-            "attn_norm.weight": (d,),
-            "post_attention_norm.weight": (d,),
-        }
+        common = {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
         attention = attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim, gated=True)
         delta_net = {
             "attn_qkv.weight": (d, 2 * keys + values),

@@ -73,14 +73,12 @@ class Costs:
         self._cells: dict[Key, dict[int, _Cell]] = {}  # by octave of the context
         self._extra: dict[tuple[Pass, int], _Cell] = {}  # what so many sequences add to a pass
         self._wide: dict[tuple[Pass, int], _Cell] = {}  # passes with more columns than one sequence ever has
-        self._slowdowns: dict[
-            Pass, tuple[int, _Cell]
-        ] = {}  # when a pass last ran, and its times over its usual ones
+        # when a pass last ran, and its times over its usual ones
+        self._slowdowns: dict[Pass, tuple[int, _Cell]] = {}
         self._pace, self._n = 1.0, 0
         self._noted = deque[tuple[Pass, float, int, int, int]](maxlen=NOTED)
-        self._curves: dict[
-            tuple[Pass, int], Curve
-        ] = {}  # at pace 1, as of the last time that measurements were taken in
+        # at pace 1, as of the last time that measurements were taken in
+        self._curves: dict[tuple[Pass, int], Curve] = {}
         self._slopes: dict[Key, float] = {}  # likewise
 
     # ---- what is measured

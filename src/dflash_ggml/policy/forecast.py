@@ -71,9 +71,8 @@ class Forecast:
             if block <= drafted:
                 trees.append(np.sort(nodes if block == drafted else nodes[deep < block])[::-1])
                 continue
-            if (
-                trees and self.tried % LOOK_BACK == 0
-            ):  # shorter drafts make what a longer one gave out of date
+            # shorter drafts make what a longer one gave out of date
+            if trees and self.tried % LOOK_BACK == 0:
                 trees.popleft()
             further = reach ** (1 + np.arange(1, block - drafted + 1) / (drafted - 1))
             self._hoped[block] = [np.sort(np.concatenate([self._gains[drafted][-1], further]))[::-1]]

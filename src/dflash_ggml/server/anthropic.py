@@ -164,9 +164,8 @@ class MessageEncoder:
     def _close(self) -> Iterator[bytes]:
         if self._kind is None:
             return
-        if (
-            self._kind == "thinking"
-        ):  # nothing is signed here, but clients expect the field before the block ends
+        # nothing is signed here, but clients expect the field before the block ends
+        if self._kind == "thinking":
             yield self._event(
                 "content_block_delta", index=self._index, delta={"type": "signature_delta", "signature": ""}
             )

@@ -90,9 +90,8 @@ class ApiCall:
     request: ChatRequest | CompletionRequest
     encoder: Encoder
     stream: bool
-    notes: Notes = field(
-        default_factory=Notes
-    )  # what is not met, or in a weaker sense than asked; sent as a header
+    # what is not met, or in a weaker sense than asked; sent as a header
+    notes: Notes = field(default_factory=Notes)
     more: tuple[CompletionRequest, ...] = ()
     n: int = 1
     lines: bool = False

@@ -24,9 +24,8 @@ from .series import Series
 
 log = logging.getLogger(__name__)
 
-HEAD_SECONDS = (
-    5.0  # how long a stream's status line waits for the first event, so that early failures get a status
-)
+# how long a stream's status line waits for the first event, so that early failures get a status
+HEAD_SECONDS = 5.0
 PING_SECONDS = 10.0  # comment lines that keep idle streams open through proxies
 NEVER_SECONDS = 1e9
 SHUTDOWN_SECONDS = 2.0  # between the end of draining and cutting the connections
@@ -69,12 +68,7 @@ async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | 
 
 
 async def respond(
-    request: Request,
-    call: ApiCall | EmbeddingCall,
-    job: Series,
-    *,
-    drain_seconds: float,
-    send_seconds: float,
+    request: Request, call: ApiCall | EmbeddingCall, job: Series, *, drain_seconds: float, send_seconds: float
 ) -> Response:
     """The response to a queued job.
 

@@ -12,9 +12,8 @@ from .ollama import model_name
 from .runner import Runner
 from .schema import Body, parse
 
-VERSION = {
-    "version": "0.12.6"
-}  # of the API that is modelled: clients refuse what they take for an old server
+# of the API that is modelled: clients refuse what they take for an old server
+VERSION = {"version": "0.12.6"}
 
 
 class ShowBody(Body):

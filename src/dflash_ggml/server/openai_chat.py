@@ -9,13 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..session.answer import Answer, Block
-from ..session.events import (
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArgs,
-    ToolCallBegin,
-    ToolCallEnd,
-)
+from ..session.events import ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from ..session.logprobs import chat_logprobs
 from ..session.openai_parts import call_object
 from ..session.requests import ChatRequest

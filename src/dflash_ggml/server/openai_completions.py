@@ -55,9 +55,8 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     if candidates > n and body.stream:
         candidates = n
         notes.ignore("best_of", "in a stream")
-    limit = (
-        settings.max_tokens or 16 if body.max_tokens is None else body.max_tokens
-    )  # 16 is OpenAI's default
+    # 16 is OpenAI's default
+    limit = settings.max_tokens or 16 if body.max_tokens is None else body.max_tokens
     response_format, grammar = body.constraint()
     options: dict[str, Any] = {
         "suffix": body.suffix or None,

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..session.answer import Answer, Block
-from ..session.events import (
-    Finish,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallArgs,
-    ToolCallBegin,
-    ToolCallEnd,
-)
+from ..session.events import Finish, ReasoningDelta, TextDelta, ToolCallArgs, ToolCallBegin, ToolCallEnd
 from ..session.logprobs import chat_logprob
 from ..session.openai_parts import call_object, timings_dict, usage_timings
 from ..session.requests import ChatRequest

@@ -181,11 +181,7 @@ def chat_messages(items: str | list[dict[str, Any]], notes: Notes, known: Items)
 
 
 def _take(
-    messages: list[dict[str, Any]],
-    item: dict[str, Any],
-    where: str,
-    notes: Notes,
-    known: Items,
+    messages: list[dict[str, Any]], item: dict[str, Any], where: str, notes: Notes, known: Items
 ) -> None:
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "item_reference" or (kind is None and isinstance(item.get("id"), str)):

@@ -96,11 +96,7 @@ class Worker(Generic[B]):
     """
 
     def __init__(
-        self,
-        open_runner: Callable[[Progress], B],
-        *,
-        queue_limit: int = 256,
-        client_limit: int | None = None,
+        self, open_runner: Callable[[Progress], B], *, queue_limit: int = 256, client_limit: int | None = None
     ) -> None:
         self._open = open_runner
         self._queue_limits = queue_limit, client_limit
@@ -308,9 +304,8 @@ class Worker(Generic[B]):
         events: Iterator[Any] = iter(())
         try:
             events = job.work(runner, lambda: job.cancelled)
-            for (
-                event
-            ) in events:  # a cancelled job ends its own events within one step, after counting its usage
+            # a cancelled job ends its own events within one step, after counting its usage
+            for event in events:
                 if not job.cancelled:
                     job.emit(event)
         except Exception as caught:

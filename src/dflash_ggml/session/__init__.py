@@ -10,12 +10,4 @@ from .prompts import Prepared
 from .requests import ChatRequest, CompletionRequest
 from .session import Session, run_chat, run_completion
 
-__all__ = [
-    "ChatRequest",
-    "CompletionRequest",
-    "Hooks",
-    "Prepared",
-    "Session",
-    "run_chat",
-    "run_completion",
-]
+__all__ = ["ChatRequest", "CompletionRequest", "Hooks", "Prepared", "Session", "run_chat", "run_completion"]

@@ -70,9 +70,8 @@ class PrefillBudget:
     def __init__(self, is_gpu: bool) -> None:
         self._share = SHARE[is_gpu]
         self._least, self._most = SIZES[is_gpu]
-        self._steps = deque(
-            [MAX_GAP / GAP_STEPS] * 5, maxlen=5
-        )  # seconds; a median ignores one that built a graph
+        # seconds; a median ignores one that built a graph
+        self._steps = deque([MAX_GAP / GAP_STEPS] * 5, maxlen=5)
         self._costs = {is_scoring: ChunkCosts() for is_scoring in (False, True)}
         self._balance = self._limit  # seconds of prefilling that decoding sequences may wait for now
 

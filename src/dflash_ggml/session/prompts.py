@@ -151,12 +151,7 @@ class Prompts:
             if template.is_harmony and not thinking:  # which cannot do without
                 extra.setdefault("reasoning_effort", "low")
         keep = self._keep(request)
-        text = template.render(
-            messages,
-            tools=tools,
-            **ends,
-            **extra,
-        )
+        text = template.render(messages, tools=tools, **ends, **extra)
         ids = tuple(self._tokenizer.encode(text, most=_sent(most, keep)))
         if not ids:
             raise ConfigError(

@@ -81,11 +81,7 @@ class CachedSlot:
         return not len(ids) or len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
 
     def start(
-        self,
-        ids: Ids,
-        boundaries: Sequence[int] = (),
-        first_answer: int = 0,
-        fresh: bool = False,
+        self, ids: Ids, boundaries: Sequence[int] = (), first_answer: int = 0, fresh: bool = False
     ) -> int:
         """Bring the slot to the longest known prefix of a prompt, and plan where to keep snapshots of the rest.
 

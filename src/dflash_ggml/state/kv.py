@@ -110,12 +110,7 @@ class KvCache:
     """
 
     def __init__(
-        self,
-        device: Device,
-        layers: Sequence[KvLayer],
-        type_: KvType,
-        n_rows: int,
-        sides: Sequence[int] = (),
+        self, device: Device, layers: Sequence[KvLayer], type_: KvType, n_rows: int, sides: Sequence[int] = ()
     ) -> None:
         self.device, self.layers, self.type, self.n_rows = device, tuple(layers), type_, n_rows
         # (type, elements of a row, bytes of a row) of each slice

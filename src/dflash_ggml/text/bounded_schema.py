@@ -77,9 +77,8 @@ class _Bounder:
         if isinstance(dialect, str) and _DIALECT.fullmatch(dialect):
             made["$schema"] = dialect
         if self._combines and "any" in self._defs:
-            self._defs["any"] = (
-                True  # the compiler would recurse without end where two of it apply to one value
-            )
+            # the compiler would recurse without end where two of it apply to one value
+            self._defs["any"] = True
         if self._defs:
             made["$defs"] = self._defs
         self._size.check_depth(made, self._defs)

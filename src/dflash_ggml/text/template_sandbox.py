@@ -29,12 +29,10 @@ SLOW = 20_000  # characters that the filters with slow searches take
 _LOOP = "what a loop goes through"  # a filter by a name that no template can write
 _DICT = frozenset(dir(dict))
 _FREE = frozenset(("length", "count", "default", "d", "first", "last", "safe", "attr"))  # look from outside
-_COMPARE = frozenset(
-    ("in", "lower", "upper", "divisibleby")
-)  # tests that look through a value, with Python's operators
-_SHORT = frozenset(
-    ("trim", "string", "lower", "upper")
-)  # of a string, to no more than three times its length
+# tests that look through a value, with Python's operators
+_COMPARE = frozenset(("in", "lower", "upper", "divisibleby"))
+# of a string, to no more than three times its length
+_SHORT = frozenset(("trim", "string", "lower", "upper"))
 _WIDE = frozenset(("center", "indent", "batch", "slice", "wordwrap", "round", "tojson"))
 _SLOWLY = frozenset(
     ("urlize", "striptags", "pprint", "wordwrap", "wordcount", "xmlattr", "title", "int", "float")

@@ -343,9 +343,8 @@ class Tokenizer:
                 and self._sentencepiece is not None
                 and self._sentencepiece.merges is not None
             ):
-                texts += [
-                    text for text in self.tokens if text and not text.strip("\n")
-                ]  # no merge makes them
+                # no merge makes them
+                texts += [text for text in self.tokens if text and not text.strip("\n")]
             engine.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
         return engine
 

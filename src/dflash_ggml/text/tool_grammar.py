@@ -113,12 +113,7 @@ def _grammar(
         else:
             rules += _tagged_rules(i, name, arguments, schema.parameters, tags)
         names.append(f"call_{i}")
-    head = [
-        "%llguidance {}",
-        *start,
-        f"call: {' | '.join(names)}",
-        "line: /\\n?/",
-    ]
+    head = ["%llguidance {}", *start, f"call: {' | '.join(names)}", "line: /\\n?/"]
     if form != "gemma":
         head.append(f"text[suffix={_quote(tags.rule_end)}]: /(?s:.*)/ & ~/(?s:.*)({tags.forbidden})(?s:.*)/")
     elif outer.text in special_tags:

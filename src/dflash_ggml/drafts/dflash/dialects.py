@@ -32,9 +32,7 @@ _LUCEBOX_GLOBAL = {
     "dflash_hidden_norm.weight": "enc.output_norm.weight",
 }
 # Parts of names that only other kinds of draft have, in any dialect: of tensors, of keys, and of architectures.
-_OTHER_KINDS = {
-    "an EAGLE-3 draft": (r"attn_norm_2|midlayer", r"norm_before_(residual|fc)", r"eagle"),
-}
+_OTHER_KINDS = {"an EAGLE-3 draft": (r"attn_norm_2|midlayer", r"norm_before_(residual|fc)", r"eagle")}
 
 
 def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:

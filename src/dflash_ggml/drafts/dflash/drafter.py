@@ -24,9 +24,8 @@ from ..lattice import unpack
 from .graphs import append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, DraftParams
 
-MOST_LATTICES = (
-    8  # blocks of a pass whose candidates have pair scores: each has some hundred operations of its own
-)
+# blocks of a pass whose candidates have pair scores: each has some hundred operations of its own
+MOST_LATTICES = 8
 # tokens to take in: the sequence, the columns of their features, and the position behind the last
 Unseen = tuple[Sequence, tuple[int, ...], int]
 

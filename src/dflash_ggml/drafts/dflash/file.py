@@ -17,15 +17,7 @@ from ...files.torch_vector import read_torch_vector
 from ...ggml.device import I32
 from ...models.checks import check_tensors
 from ..dflash2.params import BEFORE as SELECTOR_BEFORE
-from ..dspark.params import (
-    BEFORE,
-    CONFIDENCE,
-    CONFIDENCE_BIAS,
-    GATE,
-    GATE_HIDDEN,
-    GATE_TOKEN,
-    TO_TARGET,
-)
+from ..dspark.params import BEFORE, CONFIDENCE, CONFIDENCE_BIAS, GATE, GATE_HIDDEN, GATE_TOKEN, TO_TARGET
 from .dialects import instead, read_dialect, title
 from .params import (
     MASK,

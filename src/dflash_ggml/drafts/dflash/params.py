@@ -52,9 +52,8 @@ class DraftParams:
     yarn: Yarn | None = None
     has_mask_vector: bool = False
     n_draft_vocab: int | None = None  # tokens that it drafts, where they are fewer than the target's
-    normed_taps: bool = (
-        False  # each tap has a norm of its own, and the layers' input norms act on the context too
-    )
+    # each tap has a norm of its own, and the layers' input norms act on the context too
+    normed_taps: bool = False
     gated: bool = False  # attention's output is multiplied per head by softplus of a product with its input
     selector: Selector | None = None
     markov: Markov | None = None

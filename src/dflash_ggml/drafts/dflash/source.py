@@ -113,11 +113,7 @@ class DFlashSource(DraftSource):
         ]
 
     def start(
-        self,
-        host: Host,
-        candidates: int,
-        n_rows: int,
-        progress: Callable[[str, int, int], None] | None,
+        self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
     ) -> DFlashDrafter:
         assert self._weights is not None, "prepare comes first"
         weights, self._weights = self._weights.fill(progress, "draft"), None

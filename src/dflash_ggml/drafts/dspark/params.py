@@ -28,10 +28,7 @@ class Markov:
 
     def tensor_shapes(self, n_embd: int, n_vocab: int, n_draft_vocab: int) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of the tensors beyond those of DFlash."""
-        shapes: dict[str, tuple[int, ...]] = {
-            BEFORE: (self.rank, n_vocab),
-            AFTER: (self.rank, n_draft_vocab),
-        }
+        shapes: dict[str, tuple[int, ...]] = {BEFORE: (self.rank, n_vocab), AFTER: (self.rank, n_draft_vocab)}
         if self.is_gated:
             shapes |= {GATE: (n_embd + self.rank, self.rank), GATE_BIAS: (self.rank,)}
         return shapes
