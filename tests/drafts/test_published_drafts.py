@@ -8,7 +8,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.registry import open_draft
-from dflash_ggml.engine.memory_planner import memory_needs
+from dflash_ggml.engine.memory_planner import Opened, memory_needs
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -45,7 +45,9 @@ def test_draft(name: str, target_file: Path, tmp_path: Path) -> None:
         assert ("--draft-window 2048" in misfits) == (name not in WINDOWED)
         device = Device.cpu(1, reference=True)
         try:
-            declared = memory_needs(device, EngineConfig(target_file, n_ctx=4096), file, target, draft)
+            declared = memory_needs(
+                Opened(device, EngineConfig(target_file, n_ctx=4096), file, target, draft)
+            )
             sizes = {part.name: part.nbytes(4096) for part in declared.parts(declared.kv[0])}
             assert sizes["draft weights"] > 800 << 20 and sizes["draft K/V"] > 0
         finally:

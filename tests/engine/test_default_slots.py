@@ -12,7 +12,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.engine import memory_planner
-from dflash_ggml.engine.memory_planner import MemoryNeeds, default_slots, memory_needs
+from dflash_ggml.engine.memory_planner import MemoryNeeds, Opened, default_slots, memory_needs
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.ggml.device import Device
@@ -28,7 +28,7 @@ GPU.sides, CPU.sides = [GPU], [CPU]
 @pytest.fixture(scope="module")
 def wanted(demo_target: Path) -> Iterator[MemoryNeeds]:
     file, device = GGUFFile(demo_target), Device.cpu(1)
-    found = memory_needs(device, EngineConfig(demo_target), file, read_target(file), None)
+    found = memory_needs(Opened(device, EngineConfig(demo_target), file, read_target(file)))
     yield found
     found.weights.close()
     device.close()
@@ -105,7 +105,7 @@ def test_the_embedded_pair_takes_an_agents_prompt(
 def test_other_models_take_what_they_were_trained_for(tmp_path: Path) -> None:
     target, _ = write_pair(tmp_path, 5, n_ctx=512)
     file, device = GGUFFile(target), Device.cpu(1)
-    found = memory_needs(device, EngineConfig(target), file, read_target(file), None)
+    found = memory_needs(Opened(device, EngineConfig(target), file, read_target(file)))
     assert found.longest == 512
     found.weights.close()
     device.close()

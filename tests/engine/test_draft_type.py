@@ -109,13 +109,15 @@ def test_where_it_does_not_fit(
     device = Device.cpu(1, reference=True)
     weights = []
     monkeypatch.setattr(Device, "is_gpu", property(lambda self: True))
-    monkeypatch.setattr(memory_planner, "_usual", lambda *_: SimpleNamespace(fits=False))
+    monkeypatch.setattr(memory_planner.MemoryNeeds, "usual", lambda _: SimpleNamespace(fits=False))
     planned = lambda self, *_: weights.append(self.parts(self.kv[0])) or 1 / 0  # noqa: E731
     monkeypatch.setattr(memory_planner.MemoryNeeds, "plan", planned)
     for type_ in (None, "q8_0", "f16"):
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):
-            loading._on_device(device, replace(config, draft_type=type_), file, target, source, None, None)
+            loading._on_device(
+                memory_planner.Opened(device, replace(config, draft_type=type_), file, target, source), None
+            )
     device.close()
     sizes = [next(part.nbytes(256) for part in parts if part.name == "draft weights") for parts in weights]
     assert sizes[0] == sizes[1] < sizes[2]

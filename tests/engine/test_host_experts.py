@@ -15,7 +15,7 @@ import pytest
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine import cost_cache, cpu_offload, loading, memory_planner
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
-from dflash_ggml.engine.memory_planner import fitting_needs, layers_to_keep, memory_needs
+from dflash_ggml.engine.memory_planner import Opened, fitting_needs, memory_needs
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -131,9 +131,9 @@ def test_without_memory_the_file_is_read(divided, undivided, config, monkeypatch
 def needed(config: EngineConfig, layers: int) -> int:
     """Device memory with the experts of so many layers with the host, as planned."""
     with closing(Device.cpu(1, reference=True)) as device, GGUFFile(config.model) as file:
-        found = memory_needs(device, config, file, read_target(file), None, layers)
+        found = memory_needs(Opened(device, config, file, read_target(file)), layers)
         with closing(found.weights):
-            return memory_planner._usual(found, read_target(file), config, device).total + MARGIN
+            return found.usual().total + MARGIN
 
 
 @pytest.mark.parametrize("layers", [1, 3, 4])
@@ -183,9 +183,8 @@ def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
         assert engine.memory.kept is None and engine.device.host is None
         assert "no experts in its first 2 layers" in caplog.text
     with closing(Device.cpu(1)) as device, GGUFFile(config.model) as file:
-        target = read_target(file)
-        found = fitting_needs(device, config, file, target, None)
-        assert layers_to_keep(device, config, file, target, None, found) == 0
+        found = fitting_needs(Opened(device, config, file, read_target(file)))
+        assert found.layers_to_keep() == 0
         found.weights.close()
 
 

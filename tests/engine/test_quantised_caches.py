@@ -15,7 +15,7 @@ from test_block_drafts import KINDS
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import SamplingParams
 from dflash_ggml.engine.kv_types import kv_types
-from dflash_ggml.engine.memory_planner import memory_needs
+from dflash_ggml.engine.memory_planner import Opened, memory_needs
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -229,7 +229,7 @@ def test_the_first_types_that_fit_are_taken(base: EngineConfig) -> None:
     """As on a GPU whose free memory lies between the plan for f16 and the one for smaller types, above both, below both."""
     with closing(Device.cpu(1)) as device, GGUFFile(base.model) as file:
         target = read_target(file)
-        wanted = replace(memory_needs(device, base, file, target, None), kv=kv_types(base, True, [64]))
+        wanted = replace(memory_needs(Opened(device, base, file, target)), kv=kv_types(base, True, [64]))
         n_ctx = 1 << 20
         large, small = (
             plan(wanted.parts(types), wanted.over, n_ctx, 0).total + MARGIN for types in wanted.kv

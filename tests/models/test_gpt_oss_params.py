@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.memory_planner import memory_needs
+from dflash_ggml.engine.memory_planner import Opened, memory_needs
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
@@ -86,7 +86,7 @@ def test_published_sizes(size: str, tmp_path: Path) -> None:
         assert target.yarn == Yarn(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0)  # type: ignore[arg-type]
         device = Device.cpu(1, reference=True)
         try:
-            declared = memory_needs(device, EngineConfig(path, n_ctx=4096), file, target, None)
+            declared = memory_needs(Opened(device, EngineConfig(path, n_ctx=4096), file, target))
             used = sum(info.nbytes for info in file.tensors.values())
             assert used <= declared.weights.wanted < 1.01 * used + (1 << 20)
         finally:

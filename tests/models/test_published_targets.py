@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.memory_planner import memory_needs
+from dflash_ggml.engine.memory_planner import Opened, memory_needs
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml import weights
@@ -44,7 +44,7 @@ def test_target(name: str, tmp_path: Path) -> None:
         used = sum(info.nbytes for name, info in file.tensors.items() if name not in left_out)
         device = Device.cpu(1, reference=True)
         try:
-            declared = memory_needs(device, EngineConfig(path, n_ctx=4096), file, target, None)
+            declared = memory_needs(Opened(device, EngineConfig(path, n_ctx=4096), file, target))
             assert used <= declared.weights.wanted < 1.01 * used + (1 << 20)
             assert {part.name for part in declared.parts(declared.kv[0])} >= {
                 "target weights",
@@ -73,7 +73,7 @@ def test_an_embedding_that_the_device_cannot_look_up(tmp_path: Path, monkeypatch
         GGUFFile(path) as file,
         pytest.raises(ModelFileError, match="token_embd.weight: CPU cannot look rows up in type q4_K"),
     ):
-        memory_needs(device, EngineConfig(path), file, read_target(file), None)
+        memory_needs(Opened(device, EngineConfig(path), file, read_target(file)))
     device.close()
 
 

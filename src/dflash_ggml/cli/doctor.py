@@ -209,23 +209,22 @@ def examine_memory(
 ) -> Iterator[Check]:
     """The memory plan on the device that would be used."""
     from ..engine.kv_types import SMALLER
-    from ..engine.memory_planner import fitting_needs, free_on_sides, layers_to_keep
+    from ..engine.memory_planner import Opened, fitting_needs
     from ..engine.placement import as_computed, choose_device
     from ..ggml.stock import lacking
 
     try:
         with closing(choose_device(config)) as device:
-            target = as_computed(target, file, device)
+            opened = Opened(device, config, file, as_computed(target, file, device), draft, scorer)
             if composed := made.composed_check(device.info.name, lacking(device)):
                 yield composed
-            wanted = fitting_needs(device, config, file, target, draft, scorer)
+            wanted = fitting_needs(opened)
             with closing(wanted.weights), closing(scorer) if scorer else nullcontext():
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")
-                free = free_on_sides(device, config.gpu_memory)
-                kv, _, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
+                kv, _, memory = wanted.plan(config.n_ctx, opened.free, device.is_gpu)
                 n_ctx = memory.n_ctx
-                layers = 0 if memory.fits else layers_to_keep(device, config, file, target, draft, wanted)
+                layers = 0 if memory.fits else wanted.layers_to_keep()
                 yield made.memory_check(memory, device.info.name, device.is_gpu, layers)
                 if kv.note:
                     how = f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import EngineConfig
-from ..drafts.drafter import Drafter, DraftSource, Host
+from ..drafts.drafter import Drafter, Host
 from ..drafts.prompt_lookup import PromptLookup
 from ..drafts.registry import open_chosen
 from ..errors import ConfigError, DeviceError, DflashError, ModelFileError
@@ -24,7 +24,7 @@ from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .kernel_tuning import without_kernels
 from .known_costs import known_costs
-from .memory_planner import decode_window, default_slots, fitting_needs, plan_needs
+from .memory_planner import Opened, decode_window, default_slots, fitting_needs
 from .passes import TargetPasses, allocated
 from .placement import as_computed, choose_device
 from .scorer import Scorer, ScorerSource
@@ -132,10 +132,8 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     source = open_scorer(config, tokenizer.tokens)
     device, costs, costs_file = choose_device(config), Costs(), None
     try:
-        target = as_computed(target, file, device)
-        passes, drafter, scorer, memory, batches, over = _on_device(
-            device, config, file, target, draft, source, progress
-        )
+        opened = Opened(device, config, file, as_computed(target, file, device), draft, source)
+        passes, drafter, scorer, memory, batches, over = _on_device(opened, progress)
         prompt_lookup = PromptLookup(config.budget) if config.prompt_lookup else None
         if drafter or prompt_lookup:
             if others := without_kernels(device, passes.weights):
@@ -203,22 +201,18 @@ def no_host_memory(what: str) -> DeviceError:
 
 
 def _on_device(
-    device: Device,
-    config: EngineConfig,
-    file: GGUFFile,
-    target: Target,
-    draft: DraftSource | None,
-    source: ScorerSource | None,
-    progress: Progress | None,
+    opened: Opened, progress: Progress | None
 ) -> tuple[TargetPasses, Drafter | None, Scorer | None, MemoryPlan, BatchSizes, int]:
     """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a
     sequence beyond its tokens."""
-    wanted = fitting_needs(device, config, file, target, draft, source)
+    device, config = opened.device, opened.config
+    target, draft, source = opened.target, opened.draft, opened.scorer
+    wanted = fitting_needs(opened)
     for note in wanted.notes:
         log.warning("%s", note)
     n_states = config.parallel or default_slots(device, config, wanted)
     wanted = wanted.for_sequences(n_states)
-    kv, n_batch, memory = plan_needs(device, config, file, target, draft, wanted)
+    kv, n_batch, memory = wanted.checked()
     log.info("%s (%s): %s", device.info.name, device.info.description, memory)
     n_ctx = memory.n_ctx
     if kv.note:

@@ -78,24 +78,55 @@ def free_on_sides(device: Device, limit: int | float | None) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """What a plan is made for.
+
+    Attributes:
+        device: The first of the devices.
+        config: The engine's options.
+        file: The target's open file.
+        target: The target in it.
+        draft: The open draft, if there is one.
+        scorer: The open prompt scorer, if there is one; it lies beside the target on the first side.
+    """
+
+    device: Device
+    config: EngineConfig
+    file: GGUFFile
+    target: Target
+    draft: DraftSource | None = None
+    scorer: ScorerSource | None = None
+
+    @property
+    def free(self) -> list[int]:
+        """Bytes of each side that may be planned with."""
+        return free_on_sides(self.device, self.config.gpu_memory)
+
+    @property
+    def usual_context(self) -> int:
+        """Tokens of the context that is asked for, or of one that is long enough for most uses."""
+        return self.config.n_ctx or min(self.target.n_ctx_train, USUAL_CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryNeeds:
     """Memory needs of a pair on a device, before any memory is taken.
 
     Attributes:
+        opened: What they are of.
         longest: Context where none is asked for, if it fits.
         kv: Types of the caches to plan with; the first that fit are taken.
         batches: Tokens of a prefill pass to plan with, likewise.
         width: Columns of the widest tree.
         over: Cache rows beyond the context, for all sequences; over_each: for one, beyond its tokens.
         notes: What had to be changed for the device.
-        planned: Memory of all parts for so many sequences with such caches and batches.
         kept: Experts that stay in host memory.
         n_states: Sequences decoded in a batch.
         placement: Which side has what.
         where: The same in words, by side; empty where there is one.
-        scorer: Of prompts, beside the target on the first side.
     """
 
+    opened: Opened
     weights: Weights
     longest: int
     kv: list[KvTypes]
@@ -104,16 +135,10 @@ class MemoryNeeds:
     over: int
     over_each: int
     notes: list[str]
-    planned: Callable[[int, KvTypes, int], list[Part]]
     kept: KeptExperts | None = None
     n_states: int = 1
     placement: Placement = ONE_SIDE
     where: tuple[str, ...] = ()
-    scorer: ScorerSource | None = None
-
-    def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
-        """The memory with such caches; without `n_batch`, with the smallest batches."""
-        return self.planned(self.n_states, kv, n_batch or self.batches[-1])
 
     def for_sequences(self, n_states: int) -> MemoryNeeds:
         """The same for so many sequences."""
@@ -164,34 +189,148 @@ class MemoryNeeds:
                 return kv, n_batch
         return kv, self.batches[-1]
 
+    def parts(self, kv: KvTypes, n_batch: int = 0) -> list[Part]:
+        """All that will be allocated with such caches.
+
+        Args:
+            kv: Types of the caches.
+            n_batch: Tokens of a prefill pass; 0: the smallest.
+        """
+        opened, weights, width, placement = self.opened, self.weights, self.width, self.placement
+        device, target, draft, scorer = opened.device, opened.target, opened.draft, opened.scorer
+        n_states, n_batch, window = self.n_states, n_batch or self.batches[-1], decode_window(opened.config)
+        depth, taps = (draft.depth, draft.taps) if draft else (0, ())
+        columns, spec = most_columns(width, n_states), replace(target.state_spec(), sides=placement.layers)
+        # the widest passes: a prefill batch with its features, and the logits of a tree
+        logits = 8 * max(columns, 1) * target.n_vocab
+        prompts, trees = (lambda rows: 0), 0
+        if not device.has_own_kernels:
+            prompts, trees = composed_bytes(spec, n_batch, columns, depth + 1, n_states)
+        head = placement.side(target.head_name)
+
+        def scratch(side: int, rows: int) -> int:
+            if not placement.has_layers(side):  # what it takes in of a batch is the largest
+                return 8 * (n_batch * len(taps) + columns) * target.n_embd
+            copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
+            prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
+            if scorer and side == 0:
+                prompt = max(prompt, scorer.scratch_bytes(n_batch, rows))
+            most = logits if side == head else 0
+            if window is None:
+                return max(prompt, most, trees)
+            gathered = window.nbytes(max(columns, 1), spec, kv.target)
+            return max(prompt, most + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
+
+        def on(side: Device) -> list[Part]:
+            is_drafts, n_weights = (
+                draft is not None and side.index == placement.draft,
+                weights.wanted_on(side),
+            )
+            feature_row = len(taps) * target.n_embd if is_drafts else 0
+            own = spec.on(side.index)
+            parts = [
+                Part("target weights", lambda rows: n_weights),
+                *state_parts(own, side.alignment, kv.target, columns, feature_row, n_states, n_batch),
+            ]
+            if side.index < device.n_ranks:
+                parts.append(Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"))
+            if draft and is_drafts:
+                parts += draft.parts(side, kv.draft, n_states)
+            if scorer and side.index == 0:
+                parts += scorer.parts(side, n_batch)
+            here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
+            # not those of several matrices: those have other matmuls
+            shapes = [
+                (t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32
+            ]
+            if feature_row:
+                shapes.append((feature_row, target.n_embd))  # a draft takes the features in
+            if scorer and side.index == 0:
+                shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
+            if wide := wide_bytes(side, shapes, n_batch):
+                parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
+            if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
+                parts.append(Part(LENT_EXPERTS, lambda rows: lent))
+            parts.append(Part(GRAPHS, partial(scratch, side.index), "lower the batch size (-b)"))
+            return [replace(part, side=side.index) for part in parts]
+
+        return [part for side in device.sides if side is not device.host for part in on(side)]
+
+    def usual(self) -> MemoryPlan:
+        """The plan with the caches that are wanted most, in the smallest batches, or, where a prompt is lent what the host keeps,
+        in some that are worth it."""
+        n_ctx = self.opened.usual_context
+        n_batch = _LENT_BATCH if self.kept and _LENT_BATCH in self.batches and n_ctx >= _LENT_BATCH else 0
+        return plan(self.parts(self.kv[0], n_batch), self.over, n_ctx, self.opened.free)
+
+    def layers_to_keep(self) -> int:
+        """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help.
+
+        The draft stays prepared, and not filled yet.
+        """
+        opened = self.opened
+        sizes = expert_sizes(opened.file, opened.target.n_layers)
+        if not sizes or not has_own_memory(opened.device):
+            return 0
+
+        def fits(layers: int) -> bool:
+            found = memory_needs(opened, layers, prepare=False, sources=self.weights.sources)
+            try:
+                return found.usual().fits
+            finally:
+                found.weights.close()
+
+        if not fits(len(sizes)):
+            return 0
+        kept = self.kept.layers if self.kept else 0
+        first = fewest_layers(sizes, sum(sizes[:kept]) + sum(one.missing for one in self.usual().devices))
+        return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
+
+    def checked(self) -> tuple[KvTypes, int, MemoryPlan]:
+        """`plan` for the context that is asked for, with what is free.
+
+        Returns:
+            Types of caches, tokens of a batch, and the plan.
+
+        Raises:
+            DeviceError: The plan does not fit the device's own memory.
+        """
+        device = self.opened.device
+        try:
+            kv, n_batch, memory = self.plan(self.opened.config.n_ctx, self.opened.free, device.is_gpu)
+            if has_own_memory(device):
+                memory.check(self.parts(kv, n_batch))
+            return kv, n_batch, memory
+        except DeviceError as error:
+            if layers := self.layers_to_keep():
+                raise DeviceError(
+                    f"{error}; it fits with the experts of {layers} layers in the host's memory (--n-cpu-moe {layers})"
+                ) from error
+            n = sum(info.is_gpu for info in list_devices())
+            if device.is_gpu and n > 1 and not self.where:
+                more = f"{error}; there are {n} GPUs, and -sm layer shares the layers out among them"
+                raise DeviceError(more) from error
+            raise
+
 
 def memory_needs(
-    device: Device,
-    config: EngineConfig,
-    file: GGUFFile,
-    target: Target,
-    draft: DraftSource | None,
+    opened: Opened,
     layers: int | None = None,
     prepare: bool = True,
     sources: Mapping[str, Source] | None = None,
-    scorer: ScorerSource | None = None,
 ) -> MemoryNeeds:
     """Declare the weights and plan the memory.
 
     Args:
-        device: The first of the devices.
-        config: The engine's options.
-        file: The target's open file.
-        target: The target in it.
-        draft: The open draft, if there is one.
+        opened: The pair, and where it goes.
         layers: How many layers' experts the host keeps (None: as the configuration has it).
         prepare: False where the draft has been prepared already.
         sources: The target's tensors, where they were made before: some targets copy tensors to reorder them.
-        scorer: The open prompt scorer, if there is one.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
     """
+    device, config, target, draft = opened.device, opened.config, opened.target, opened.draft
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
     kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
     if kept and device.host is None:
@@ -203,7 +342,7 @@ def memory_needs(
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
     over = max(width, 1) + depth + bool(draft)
     n_states = max(config.parallel, 1)
-    sources = target.sources(file) if sources is None else sources
+    sources = target.sources(opened.file) if sources is None else sources
     notes = draft.prepare(device.sides[draft_side(device, config)]) if draft and prepare else []
     where: tuple[str, ...] = ()
     placement = ONE_SIDE
@@ -211,9 +350,7 @@ def memory_needs(
         if device.n_ranks > 1:
             placement = in_ranks(target.n_layers, device.n_ranks)
         else:
-            placement = _place(
-                device, config, target, draft, scorer, sources, kept, kv[0], over_all(over, n_states)
-            )
+            placement = _place(opened, sources, kept, kv[0], over_all(over, n_states))
         where = tuple(
             placement.words(device, side.index, draft is not None)
             for side in device.sides
@@ -231,6 +368,7 @@ def memory_needs(
             "gpu_memory: the model is on the CPU, where this limits nothing; name a shorter context (-c)"
         )
     return MemoryNeeds(
+        opened,
         weights,
         EMBEDDED_CONTEXT if config.model == EMBEDDED_TARGET else target.n_ctx_train,
         kv,
@@ -239,31 +377,19 @@ def memory_needs(
         over_all(over, n_states),
         over,
         notes,
-        partial(
-            memory_parts, device, target, weights, draft, width, decode_window(config), placement, scorer
-        ),
         experts,
         n_states,
         placement,
         where,
-        scorer,
     )
 
 
 def _place(
-    device: Device,
-    config: EngineConfig,
-    target: Target,
-    draft: DraftSource | None,
-    scorer: ScorerSource | None,
-    sources: Mapping[str, Source],
-    kept: Iterable[str],
-    kv: KvTypes,
-    over: int,
+    opened: Opened, sources: Mapping[str, Source], kept: Iterable[str], kv: KvTypes, over: int
 ) -> Placement:
     """Share the layers of a target out among the sides, with what they keep of sequences in a usual context."""
-    n_states = max(config.parallel, 1)
-    rows = cache_rows(config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT), over)
+    device, config, target, draft = opened.device, opened.config, opened.target, opened.draft
+    n_states, rows = max(config.parallel, 1), cache_rows(opened.usual_context, over)
     spec, first, last = target.state_spec(), 0, draft_side(device, config)
     layers = [0] * target.n_layers
     taken = dict.fromkeys(range(len(device.sides)), 0)
@@ -283,9 +409,9 @@ def _place(
     if draft:
         side = device.sides[last]
         taken[last] += sum(part.nbytes(rows) for part in draft.parts(side, kv.draft, n_states))
-    if scorer:
-        taken[first] += sum(part.nbytes(rows) for part in scorer.parts(device, config.n_batch))
-    return place_layers(device, config, layers, taken, free_on_sides(device, config.gpu_memory))
+    if opened.scorer:
+        taken[first] += sum(part.nbytes(rows) for part in opened.scorer.parts(device, config.n_batch))
+    return place_layers(device, config, layers, taken, opened.free)
 
 
 def over_all(over: int, n_states: int) -> int:
@@ -296,87 +422,6 @@ def over_all(over: int, n_states: int) -> int:
 def decode_window(config: EngineConfig) -> DecodeWindow | None:
     """All that is seen while decoding, where that is not all."""
     return DecodeWindow(config.fa_window) if config.fa_window else None
-
-
-def memory_parts(
-    device: Device,
-    target: Target,
-    weights: Weights,
-    draft: DraftSource | None,
-    width: int,
-    window: DecodeWindow | None,
-    placement: Placement,
-    scorer: ScorerSource | None,
-    n_states: int,
-    kv: KvTypes,
-    n_batch: int,
-) -> list[Part]:
-    """All that will be allocated, for the memory plan.
-
-    Args:
-        device: The first of the devices.
-        target: Its target.
-        weights: The declared weights.
-        draft: A prepared draft.
-        width: Columns of the widest tree, 0 where nothing is drafted.
-        window: All that is seen while decoding, None: everything.
-        placement: What lies on which side.
-        scorer: A prompt scorer, on the first side.
-        n_states: Sequences.
-        kv: Types of the caches.
-        n_batch: Tokens of a prefill pass.
-    """
-    depth, taps = (draft.depth, draft.taps) if draft else (0, ())
-    columns, spec = most_columns(width, n_states), replace(target.state_spec(), sides=placement.layers)
-    # the widest passes: a prefill batch with its features, and the logits of a tree
-    logits = 8 * max(columns, 1) * target.n_vocab
-    prompts, trees = (lambda rows: 0), 0
-    if not device.has_own_kernels:
-        prompts, trees = composed_bytes(spec, n_batch, columns, depth + 1, n_states)
-    head = placement.side(target.head_name)
-
-    def scratch(side: int, rows: int) -> int:
-        if not placement.has_layers(side):  # what it takes in of a batch is the largest
-            return 8 * (n_batch * len(taps) + columns) * target.n_embd
-        copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
-        prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
-        if scorer and side == 0:
-            prompt = max(prompt, scorer.scratch_bytes(n_batch, rows))
-        most = logits if side == head else 0
-        if window is None:
-            return max(prompt, most, trees)
-        gathered = window.nbytes(max(columns, 1), spec, kv.target)
-        return max(prompt, most + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
-
-    def on(side: Device) -> list[Part]:
-        is_drafts, n_weights = draft is not None and side.index == placement.draft, weights.wanted_on(side)
-        feature_row = len(taps) * target.n_embd if is_drafts else 0
-        own = spec.on(side.index)
-        parts = [
-            Part("target weights", lambda rows: n_weights),
-            *state_parts(own, side.alignment, kv.target, columns, feature_row, n_states, n_batch),
-        ]
-        if side.index < device.n_ranks:
-            parts.append(Part("tree mask", lambda rows: 2 * width * rows, "lower the budget (--budget)"))
-        if draft and is_drafts:
-            parts += draft.parts(side, kv.draft, n_states)
-        if scorer and side.index == 0:
-            parts += scorer.parts(side, n_batch)
-        here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
-        # not those of several matrices: those have other matmuls
-        shapes = [(t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32]
-        if feature_row:
-            shapes.append((feature_row, target.n_embd))  # a draft takes the features in
-        if scorer and side.index == 0:
-            shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
-        if wide := wide_bytes(side, shapes, n_batch):
-            parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
-        if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
-            parts.append(Part(LENT_EXPERTS, lambda rows: lent))
-        parts.append(Part(GRAPHS, partial(scratch, side.index), "lower the batch size (-b)"))
-        return [replace(part, side=side.index) for part in parts]
-
-    return [part for side in device.sides if side is not device.host for part in on(side)]
 
 
 def composed_bytes(
@@ -405,23 +450,7 @@ def composed_bytes(
     )
 
 
-def _usual(wanted: MemoryNeeds, target: Target, config: EngineConfig, device: Device) -> MemoryPlan:
-    """The plan with the caches that are wanted most, in the smallest batches, or, where a prompt is lent what the host keeps,
-    in some that are worth it."""
-    n_ctx = config.n_ctx or min(target.n_ctx_train, USUAL_CONTEXT)
-    n_batch = _LENT_BATCH if wanted.kept and _LENT_BATCH in wanted.batches and n_ctx >= _LENT_BATCH else 0
-    free = free_on_sides(device, config.gpu_memory)
-    return plan(wanted.parts(wanted.kv[0], n_batch), wanted.over, n_ctx, free)
-
-
-def fitting_needs(
-    device: Device,
-    config: EngineConfig,
-    file: GGUFFile,
-    target: Target,
-    draft: DraftSource | None,
-    scorer: ScorerSource | None = None,
-) -> MemoryNeeds:
+def fitting_needs(opened: Opened) -> MemoryNeeds:
     """`memory_needs`, changed to fit a GPU.
 
     The draft gets fewer bits first; then the experts of as few layers as it takes go to host memory, where their number is not
@@ -430,67 +459,26 @@ def fitting_needs(
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
     """
-    wanted = memory_needs(device, config, file, target, draft, scorer=scorer)
-    if not has_own_memory(device) or _usual(wanted, target, config, device).fits:
+    wanted, config = memory_needs(opened), opened.config
+    if not has_own_memory(opened.device) or wanted.usual().fits:
         return wanted
     notes, sources = list(wanted.notes), wanted.weights.sources
-    if draft and draft.narrow():
+    if opened.draft and opened.draft.narrow():
         wanted.weights.close()
-        wanted = memory_needs(device, config, file, target, draft, sources=sources, scorer=scorer)
+        wanted = memory_needs(opened, sources=sources)
         notes = [
             *wanted.notes,
             f"{config.draft}: its weights become q8_0, as they are they do not fit beside the target",
         ]
-    if config.n_cpu_moe is None and (layers := layers_to_keep(device, config, file, target, draft, wanted)):
+    if config.n_cpu_moe is None and (layers := wanted.layers_to_keep()):
         wanted.weights.close()
-        wanted = memory_needs(
-            device, config, file, target, draft, layers, prepare=False, sources=sources, scorer=scorer
-        )
+        wanted = memory_needs(opened, layers, prepare=False, sources=sources)
         notes += [
-            f"{config.model} does not fit the GPU: the experts of {layers} of its {target.n_layers} layers stay in the host's "
-            "memory and the CPU computes them (--n-cpu-moe)",
+            f"{config.model} does not fit the GPU: the experts of {layers} of its {opened.target.n_layers} layers stay in the "
+            "host's memory and the CPU computes them (--n-cpu-moe)",
             *wanted.notes,
         ]
     return replace(wanted, notes=notes)
-
-
-def layers_to_keep(
-    device: Device,
-    config: EngineConfig,
-    file: GGUFFile,
-    target: Target,
-    draft: DraftSource | None,
-    wanted: MemoryNeeds,
-) -> int:
-    """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help.
-
-    The draft stays prepared, and not filled yet.
-
-    Args:
-        wanted: The plan without any.
-    """
-    sizes = expert_sizes(file, target.n_layers)
-    if not sizes or not has_own_memory(device):
-        return 0
-
-    def fits(layers: int) -> bool:
-        found = memory_needs(
-            *(device, config, file, target, draft, layers),
-            prepare=False,
-            sources=wanted.weights.sources,
-            scorer=wanted.scorer,
-        )
-        try:
-            return _usual(found, target, config, device).fits
-        finally:
-            found.weights.close()
-
-    if not fits(len(sizes)):
-        return 0
-    now = _usual(wanted, target, config, device)
-    kept = wanted.kept.layers if wanted.kept else 0
-    first = fewest_layers(sizes, sum(sizes[:kept]) + sum(one.missing for one in now.devices))
-    return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
 
 def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> int:
@@ -518,37 +506,3 @@ def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> 
                 if found[:2] == (kv, n_batch) and found[2].fits and found[2].n_ctx >= least:
                     return n_states
     return 1
-
-
-def plan_needs(
-    device: Device,
-    config: EngineConfig,
-    file: GGUFFile,
-    target: Target,
-    draft: DraftSource | None,
-    wanted: MemoryNeeds,
-) -> tuple[KvTypes, int, MemoryPlan]:
-    """`MemoryNeeds.plan` with what is free.
-
-    Returns:
-        Types of caches, tokens of a batch, and the plan.
-
-    Raises:
-        DeviceError: The plan does not fit the device's own memory.
-    """
-    try:
-        free = free_on_sides(device, config.gpu_memory)
-        kv, n_batch, memory = wanted.plan(config.n_ctx, free, device.is_gpu)
-        if has_own_memory(device):
-            memory.check(wanted.parts(kv, n_batch))
-        return kv, n_batch, memory
-    except DeviceError as error:
-        if layers := layers_to_keep(device, config, file, target, draft, wanted):
-            raise DeviceError(
-                f"{error}; it fits with the experts of {layers} layers in the host's memory (--n-cpu-moe {layers})"
-            ) from error
-        n = sum(info.is_gpu for info in list_devices())
-        if device.is_gpu and n > 1 and not wanted.where:
-            more = f"{error}; there are {n} GPUs, and -sm layer shares the layers out among them"
-            raise DeviceError(more) from error
-        raise
