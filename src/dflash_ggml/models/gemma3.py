@@ -37,14 +37,13 @@ class Gemma3(Qwen3):
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
         stretch, yarn = read_stretch(keys.file, f"{keys.arch}.rope.scaling.")
-        cap, capped = "final_logit_softcapping", "attn_logit_softcapping"
-        keys.hold((capped, not keys.file.get(f"{keys.arch}.{capped}", float), "0"))
+        keys.hold(("attn_logit_softcapping", not keys.switched("attn_logit_softcapping"), "0"))
         return {
             "stretch": stretch,
             "yarn": yarn,
             "theta_window": keys.number("rope.freq_base_swa", default=10000.0),
             "seen": windows(keys, n, _PERIOD, last=True),
-            "softcap": keys.number(cap) if keys.file.get(f"{keys.arch}.{cap}", float) else 0.0,
+            "softcap": keys.switched("final_logit_softcapping"),
         }
 
     @property

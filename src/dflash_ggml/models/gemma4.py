@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
-from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
-from ..state.memory import padded
-from ..state.ring import TILE, Near
+from ..state.ring import Near
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import scale_shape
-from .layers import APPENDED, Columns, Taps, columns_of, declare_outputs, geglu, matmul
+from .layers import Columns, Taps, columns_of, declare_outputs, geglu, matmul, near_of, near_rows, pass_bytes
 from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
@@ -111,35 +109,16 @@ class Gemma4(Target):
         n_own = n - keys.count("attention.shared_kv_layers", n - 1, 0, default=0)
         seen = windows(keys, n, _PERIOD, last=True)
         stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
-        cap, shared = "final_logit_softcapping", "attention.shared_kv_layers"
+        divides = all(h % kv == 0 for h, kv in zip(heads, kv_heads))
+        has_keys = set(seen[n_own:]) <= set(seen[:n_own])
         keys.hold(
-            (
-                "attention.head_count",
-                all(h % kv == 0 for h, kv in zip(heads, kv_heads)),
-                "multiples of head_count_kv",
-            ),
-            (
-                "attention.value_length",
-                keys.count("attention.value_length", default=d) == d,
-                f"the key length {d}",
-            ),
-            (
-                "attention.value_length_swa",
-                keys.count("attention.value_length_swa", default=d_near) == d_near,
-                f"the key length {d_near}",
-            ),
+            ("attention.head_count", divides, "multiples of head_count_kv"),
+            keys.is_("attention.value_length", d, f"the key length {d}"),
+            keys.is_("attention.value_length_swa", d_near, f"the key length {d_near}"),
             ("attention.key_length", d % 2 == 0, "even"),
-            (
-                "rope.dimension_count",
-                keys.count("rope.dimension_count", default=d) == d,
-                f"the whole head, {d}",
-            ),
+            keys.is_("rope.dimension_count", d, f"the whole head, {d}"),
             ("rope.dimension_count_swa", n_near in range(2, d_near + 1, 2), "even, within a head"),
-            (
-                shared,
-                set(seen[n_own:]) <= set(seen[:n_own]),
-                "fewer, so that each kind of layer has one with keys",
-            ),
+            ("attention.shared_kv_layers", has_keys, "fewer, so that each kind of layer has one with keys"),
         )
         settle_scales(file)
 
@@ -173,7 +152,7 @@ class Gemma4(Target):
             rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
             n_ctx_train=keys.count("context_length", 1 << 31),
             tied_head="output.weight" not in file.tensors,
-            softcap=keys.number(cap) if file.get(f"{keys.arch}.{cap}", float) else 0.0,
+            softcap=keys.switched("final_logit_softcapping"),
         )
         matrices = (
             name for name, s in params.tensors().items() if len(s) > 1 and "ffn_gate_inp." not in name
@@ -251,10 +230,8 @@ class Gemma4(Target):
         experts = self.experts.per_column + 2 * self.n_embd if self.experts else 0
         per_column = 3 * max(self.n_ff) + experts + (5 + n_taps) * self.n_embd + 3 * q + 4 * kv
         per_column += 3 * self.n_per_layer * self.n_layers
-        window = max((w for w in self.windows if w is not None), default=0)
-        gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
-        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
-        return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
+        gathered = 2 * kv * near_rows(self.windows, columns)
+        return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
@@ -262,10 +239,7 @@ class Gemma4(Target):
         g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
-        near = {
-            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
-            for ring in state.rings
-        }
+        near = near_of(g, columns, state)
         factors = w.get(FACTORS)
         x = g.scale(g.get_rows(w["token_embd.weight"], columns.ids), self.n_embd**0.5)
         own = self._own_embeddings(g, w, columns.ids, x) if self.n_per_layer else None

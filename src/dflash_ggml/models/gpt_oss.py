@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..ggml.stock import mask_bytes
-from ..state.memory import padded
-from ..state.ring import TILE
+from .layers import near_rows
 from .qwen3moe import Qwen3Moe
 from .reading import Keys, windows
 
@@ -47,6 +46,5 @@ class GptOss(Qwen3Moe):
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """As of others, and the masks that attention with sinks wants of every pass."""
-        near = max((padded(w + TILE + columns, 256) for w in self.seen if w is not None), default=0)
-        masks = mask_bytes(columns, rows + near)
+        masks = mask_bytes(columns, rows + near_rows(self.seen, columns))
         return super(GptOss, self).scratch_bytes(columns, rows, n_taps) + masks

@@ -62,27 +62,18 @@ class Laguna(Qwen3):
         )
         keys.hold(
             ("attention.head_count", all(h % n_kv_heads == 0 for h in heads), f"multiples of {n_kv_heads}"),
-            (
-                "attention.value_length",
-                keys.count("attention.value_length", default=d) == d,
-                f"the key length {d}",
-            ),
+            keys.is_("attention.value_length", d, f"the key length {d}"),
             ("rope.dimension_count", rope.n_rot in range(2, d + 1, 2), "even, within a head"),
             ("rope.dimension_count_swa", rope_near.n_rot in range(2, d + 1, 2), "even, within a head"),
-            (
-                "expert_gating_func",
-                keys.count("expert_gating_func", default=_SIGMOID) == _SIGMOID,
-                "2 (sigmoid)",
-            ),
+            keys.is_("expert_gating_func", _SIGMOID, "2 (sigmoid)"),
             ("router_logit_softcapping", not file.get(f"{file.arch}.router_logit_softcapping", float), "0"),
-            ("expert_shared_count", keys.count("expert_shared_count", default=1) == 1, "1"),
+            keys.is_("expert_shared_count", 1, "1"),
         )
         settle_scales(file)
         split_qkv(file, heads, n_kv_heads, d)
         n_ff_expert = keys.one("expert_feed_forward_length", n=n)
         n_experts = keys.count("expert_count")
         normalised = file.get(f"{file.arch}.expert_weights_norm", bool)
-        is_scaled = file.get(f"{file.arch}.expert_weights_scale", float) not in (None, 0)
         params = cls(
             n_layers=n,
             n_embd=n_embd,
@@ -105,7 +96,7 @@ class Laguna(Qwen3):
                 scoring="sigmoid",
                 biased=True,
                 normalised=normalised is not False,
-                scale=keys.number("expert_weights_scale") if is_scaled else 1.0,
+                scale=keys.switched("expert_weights_scale") or 1.0,
             ),
             rope_full=rope,
             rope_near=rope_near,

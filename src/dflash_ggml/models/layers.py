@@ -10,6 +10,8 @@ from ..ggml.device import F32, I32, NARROW_COLUMNS
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
 from ..state.kv import LayerCache
+from ..state.memory import padded
+from ..state.ring import TILE, Near
 from ..state.spec import Recurrent
 from ..state.state import TargetState
 from .recurrence import ForestRecurrence, Recurrence
@@ -145,6 +147,31 @@ class Joined(Columns):
 def columns_of(g: Graph, batch: Batch) -> Columns:
     """The inputs of a batch, of a linear one with those of the forest beside it."""
     return Columns(g, batch) if batch.beside is None else Joined(g, batch)
+
+
+def near_of(g: Graph, columns: Columns, state: TargetState) -> dict[int, Near]:
+    """What the columns of a pass see in layers with a window, by window."""
+    sizes = columns.n, columns.positions, columns.is_tree, columns.seqs
+    return {ring.window: ring.build(g, *sizes) for ring in state.rings}
+
+
+def near_rows(windows: Sequence[int | None], columns: int) -> int:
+    """Most rows that a linear pass of so many columns gathers in a layer with a window; 0 where no layer has one."""
+    return max((padded(window + TILE + columns, 256) for window in windows if window is not None), default=0)
+
+
+def pass_bytes(columns: int, rows: int, per_column: int, feature_row: int, more: int = 0) -> int:
+    """About how much scratch memory a linear pass takes over `rows` cache rows.
+
+    Args:
+        columns: Tokens of the pass.
+        rows: Cache rows that they see.
+        per_column: Floats of the layers for each column.
+        feature_row: Floats of a token's features.
+        more: Floats for the whole pass.
+    """
+    appended = 2 * feature_row * min(columns, APPENDED)
+    return 4 * (columns * per_column + appended + more) + 2 * rows * min(columns, NARROW_COLUMNS)
 
 
 class Taps:

@@ -11,18 +11,15 @@ from typing import Any, ClassVar
 
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
-from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..ggml.operations import Yarn
-from ..state.memory import padded
-from ..state.ring import TILE
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts
 from .feed_forward import FeedForward, scale_shape
-from .layers import APPENDED, Dense, Taps, columns_of, declare_outputs
+from .layers import Dense, Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
 from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
@@ -87,16 +84,8 @@ class Qwen3(Target):
         keys.hold(
             ("attention.head_count_kv", n_heads % params.n_kv_heads == 0, f"a divisor of {n_heads}"),
             ("attention.key_length", d % 2 == 0 and d > 0, "an even number"),
-            (
-                "attention.value_length",
-                keys.count("attention.value_length", default=d) == d,
-                f"the key length {d}",
-            ),
-            (
-                "rope.dimension_count",
-                keys.count("rope.dimension_count", default=d) == d,
-                f"the whole head, {d}",
-            ),
+            keys.is_("attention.value_length", d, f"the key length {d}"),
+            keys.is_("rope.dimension_count", d, f"the whole head, {d}"),
         )
         settle_scales(file)
         split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
@@ -182,10 +171,8 @@ class Qwen3(Target):
         widest = max(self.block(i)[1].per_column for i in range(self.n_layers))
         per_column = widest + (4 + n_taps) * self.n_embd
         per_column += 2 * self.n_heads * self.head_dim + 4 * kv
-        window = max((w for w in self.windows if w is not None), default=0)
-        gathered = 2 * kv * padded(window + TILE + columns, 256) if window else 0
-        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
-        return 4 * (columns * per_column + appended + gathered) + 2 * rows * min(columns, NARROW_COLUMNS)
+        gathered = 2 * kv * near_rows(self.windows, columns)
+        return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build. Of layers with a window also the inputs of their rings."""
@@ -197,10 +184,7 @@ class Qwen3(Target):
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
         rope, rope_window = self.rope(w), self.rope_window(w)
-        near = {
-            ring.window: ring.build(g, columns.n, columns.positions, columns.is_tree, columns.seqs)
-            for ring in state.rings
-        }
+        near = near_of(g, columns, state)
         sizes: dict[str, Any] = {"kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "eps": eps}
         sizes["scale"] = self.attention_scale
         x = g.get_rows(w["token_embd.weight"], columns.ids)

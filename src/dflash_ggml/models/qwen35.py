@@ -15,7 +15,6 @@ import numpy as np
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
-from ..ggml.device import NARROW_COLUMNS
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
@@ -23,7 +22,7 @@ from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
 from .experts import Experts
 from .feed_forward import FeedForward, scale_shape
-from .layers import APPENDED, Dense, Taps, columns_of, declare_outputs, gated_attention, gated_delta_net
+from .layers import Dense, Taps, columns_of, declare_outputs, gated_attention, gated_delta_net, pass_bytes
 from .prediction import Head, read_head
 from .ranks import Cut, is_of_all, name_of, of_rank, part_of
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
@@ -242,9 +241,8 @@ class Qwen35(Target):
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """The widest layer with a state, the features, and the mask of a pass of few columns."""
         per_column = self.ffn.per_column + 2 * self.conv_channels + (4 + n_taps) * self.n_embd
-        appended = 2 * n_taps * self.n_embd * min(columns, APPENDED)
         state = self.ssm_state**2 * self.ssm_v_heads
-        return 4 * (columns * per_column + appended + state) + 2 * rows * min(columns, NARROW_COLUMNS)
+        return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, state)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
         """See Target.build."""

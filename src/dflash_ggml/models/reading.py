@@ -72,6 +72,14 @@ class Keys:
             raise self.file.error(f"key {key!r} has {len(found)} entries (expected {n})")
         return found
 
+    def switched(self, key: str) -> float:
+        """The positive number under `key`; 0, as what is not there, for none."""
+        return self.number(key) if self.file.get(f"{self.arch}.{key}", float) else 0.0
+
+    def is_(self, key: str, value: int, expected: str) -> tuple[str, bool, str]:
+        """The rule that `key`, if it is there, has this value."""
+        return key, self.count(key, default=value) == value, expected
+
     def hold(self, *rules: tuple[str, bool, str]) -> None:
         """Raise for the first rule (key, whether it holds, what was expected) that does not hold."""
         for key, holds, expected in rules:
