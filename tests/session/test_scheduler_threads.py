@@ -227,7 +227,7 @@ def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch,
     """After an iteration that another step follows; no event is missed where the GPU is not waited for."""
     on, gpu, log = session(2), Gpu(), list[str]()
     engine: Any = on.engine
-    step, tell = engine.step, on.scheduler._tell
+    step, tell = engine.step, on.scheduler._notify
 
     def stepped(runs: Any) -> Any:
         log.append("step")
@@ -243,7 +243,7 @@ def test_readers_are_woken_while_a_gpu_computes(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(engine, "device", gpu)
     monkeypatch.setattr(engine, "step", stepped)
-    monkeypatch.setattr(on.scheduler, "_tell", reported)
+    monkeypatch.setattr(on.scheduler, "_notify", reported)
     requests = [request(i, max_tokens=60, ignore_eos=True) for i in range(2)]
     found = submitted(on, *requests)
     on.scheduler.start()
@@ -267,9 +267,9 @@ def test_no_event_is_lost_that_comes_while_others_are_taken() -> None:
         for i in range(n):
             generation.events.append(i)
             if i % 100 == 0:
-                on.scheduler._tell()
+                on.scheduler._notify()
         generation.ended = True
-        on.scheduler._tell()
+        on.scheduler._notify()
 
     writer = threading.Thread(target=write)
     on.scheduler._thread = writer  # the reader waits, and does not drive

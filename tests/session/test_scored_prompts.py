@@ -157,7 +157,7 @@ def test_sequences_have_their_steps_between_chunks() -> None:
 def test_a_prompt_that_does_not_fit_the_scorer_is_refused() -> None:
     on = session(limit=3000)
     prepared = on.prepare(chat())
-    with pytest.raises(ContextOverflowError, match="3000 that the prompt scorer reads"):
+    with pytest.raises(ContextOverflowError, match="prompt scorer's limit of 3000"):
         list(run_chat(on, prepared))
 
 

@@ -102,12 +102,12 @@ def windowed_pair(tmp_path_factory):
 
 
 def test_a_difference_from_the_plan_is_reported():
-    parts = {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB, "wide products": MIB, "mask": 0}
+    parts = {"weights": 5 * MIB, "target K/V": MIB, GRAPHS: 3 * MIB, "wide matmuls": MIB, "mask": 0}
     found = MemoryPlan(100, parts, 0)
     text = found.against({"weights": 5 * MIB, "target K/V": 2 * MIB, SCRATCH: MIB})
     assert text == (
         "5 MiB allocated as planned; target K/V 2.0 MiB, planned 1.0; scratch 1.0 MiB, planned 3.0; "
-        "wide products 1.0 MiB planned, not counted"
+        "wide matmuls 1.0 MiB planned, not counted"
     )
 
 

@@ -25,7 +25,7 @@ class Acceptance:
     """Reads the outputs of a pass over `forest` once, then walks its trees one by one, in sequence order.
 
     Args:
-        watches: By which the pass reduced the logits of each sequence (None: not).
+        watches: How the pass reduced each sequence's logits (None: not reduced).
     """
 
     def __init__(

@@ -1,35 +1,34 @@
 """Batch sizes of prefill.
 
-Full batches, then pieces of few widths, since every width is a graph to build: padded columns would do with fewer still, but
-the recurrent layers would take the padding in. A machine that is slow, or a model that is large, gets smaller batches, so that
-the caller gets progress and can cancel.
+Full batches first, then the remainder in a few fixed widths, since each width needs a graph of its own; padding would corrupt
+the recurrent state. Slow machines and large models get smaller batches, so that the caller sees progress and can cancel.
 """
 
 from __future__ import annotations
 
 CHOICES = (4096, 2048, 1024, 512)  # tokens of a full batch on a GPU, as memory allows
 CPU_BATCH = 256  # bench/notes-prefill.md
-SLOWEST, QUICK = 0.5, 0.24  # seconds: longer batches are made smaller, and while they are shorter larger
+SLOWEST, QUICK = 0.5, 0.24  # seconds: above the first batches shrink, below the second they grow
 FINEST = 8
-# (at least, multiple): what is left goes in pieces of few widths; finer ones save a pass a prompt (bench/notes-serving.md)
+# (at least, multiple): widths of the remainder; the fine ones save a pass per prompt (bench/notes-serving.md)
 _GRAINS = ((1024, 256), (64, 64), (FINEST, FINEST))
-_FIRST = {True: 1024, False: 128}  # tokens to begin with where the clock decides, on a GPU and on the CPU
-_LEAST = 32  # what no clock goes below: weights would be read for too few tokens
+_FIRST = {True: 1024, False: 128}  # tokens of the first batch when paced, on a GPU and on the CPU
+_LEAST = 32  # smallest paced batch: below it weights are read for too few tokens
 
 
 def besides(n: int) -> int:
-    """Columns that n sequences that decode take in the pass of a prompt: multiples, so that few graphs are built."""
+    """Columns of n decoding sequences in a prefill pass, rounded up so that few graphs are built."""
     return -(-n // FINEST) * FINEST
 
 
 class BatchSizes:
-    """Sizes of the passes of a prompt.
+    """Sizes of prefill passes.
 
     Args:
         most: Tokens of a full batch.
-        paced: Whether the clock may lower that.
-        flat: From so many tokens on a pass takes about as long whatever its size, so that what is left over goes into
-            one (None: no such number).
+        paced: Whether measured pass times may lower that.
+        flat: Tokens from which the pass time no longer depends on the size, so that the whole remainder is one pass
+        (None: it always depends).
     """
 
     def __init__(self, most: int, paced: bool = False, is_gpu: bool = False, flat: int | None = None) -> None:
@@ -37,7 +36,7 @@ class BatchSizes:
         self.limit = min(most, _FIRST[is_gpu]) if self.paced else most
 
     def next(self, left: int) -> int:
-        """Tokens of the next pass when `left` are still to come; a number that it gave once it gives again."""
+        """Tokens of the next pass when `left` remain; the same answer for the same state."""
         if left >= self.limit:
             return self.limit
         if self.flat is not None and left >= self.flat:
@@ -45,13 +44,12 @@ class BatchSizes:
         return next((left - left % grain for least, grain in _GRAINS if left >= least), left)
 
     def beside(self, left: int, others: int, most: int) -> int:
-        """The same in a pass with the columns of so many sequences that decode: the widths of `next` are of all columns, at most
-        `most` of them unless that is too few."""
+        """As `next`, in a pass that also decodes `others` sequences: at most `most` columns, unless that leaves too few."""
         columns = besides(others)
         return max(self.next(min(left + columns, most)) - columns, min(left, FINEST))
 
     def took(self, n: int, seconds: float) -> None:
-        """A pass of `n` tokens took so long."""
+        """Record the seconds of a pass of `n` tokens."""
         if not self.paced or n < self.limit:
             return
         if seconds > SLOWEST:

@@ -1,7 +1,7 @@
 """Calibration of pass costs before the first request: most useful first, until the time is up.
 
-Two contexts give a line; nothing is prefilled for them, since what a pass takes does not depend on what lies in the caches. What
-there was no time for is learned while decoding.
+Two context lengths give a line. Nothing is prefilled: pass time does not depend on the caches' contents. Passes that were not
+reached are learned while decoding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USEFUL = (7, 3, 15, 31, 1, 23, 5, 2, 47, 63)  # node counts, in this order
 
 
 def calibrate(passes: TargetPasses, drafter: Drafter | None, deadline: float) -> list[Point]:
-    """Measure plain, draft, commit and verify passes until `deadline` on the performance counter. Leaves an empty state."""
+    """Measure plain, draft, commit and verify passes until `deadline` (performance counter). Leaves an empty state."""
     probe = _Probe(passes, drafter, deadline)
     for context in (SHORT, min(LONG, passes.n_rows) - passes.max_width - probe.depth - 1):
         if context >= SHORT:
@@ -44,7 +44,7 @@ def warm_up(passes: TargetPasses, drafter: Drafter | None, deadline: float) -> N
 
 
 class _Probe:
-    """Runs passes of an imagined sequence until `deadline`, and times the last `timed` runs of each."""
+    """Runs passes of a dummy sequence until `deadline`, and times the last `timed` runs of each."""
 
     def __init__(
         self, passes: TargetPasses, drafter: Drafter | None, deadline: float, timed: int = TIMED
@@ -67,7 +67,7 @@ class _Probe:
                 return
 
     def leave(self) -> None:
-        """Forget the imagined sequence."""
+        """Reset the dummy sequence."""
         self.passes.state.reset()
         if self.drafter:
             self.drafter.reset(self.sequence)
@@ -119,7 +119,7 @@ class _Probe:
                 self._other_model(kind)
             at = time.perf_counter()
             work()
-            if i >= WARM:  # the shortest: what else the machine did has no say
+            if i >= WARM:  # the minimum is the least disturbed by other processes
                 best = min(best, (time.perf_counter() - at) * 1e3)
         if self.timed:
             self.points.append(Point(kind, width, context, best))

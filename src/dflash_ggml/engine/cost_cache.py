@@ -28,11 +28,11 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of an engine's passes.
+    """Measurements of an engine's passes.
 
     Attributes:
-        points: What passes cost; none where no decision needs them.
-        matmuls: Which kernels multiply few columns.
+        points: Pass times; empty if no decision needs them.
+        matmuls: Which kernels run narrow matmuls.
     """
 
     points: tuple[Point, ...]
@@ -41,7 +41,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class CostCache:
-    """The costs of one set of facts: what decides what a pass takes."""
+    """The cost file of one configuration (`facts`: everything that pass times depend on)."""
 
     path: Path
     facts: dict[str, Any]
@@ -59,7 +59,7 @@ class CostCache:
         return cls((folder or default_folder()) / name, facts)
 
     def read(self) -> Measured | None:
-        """What was measured at an earlier time; None where there is no file or it cannot be read."""
+        """Earlier measurements; None if there is no readable file."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             points = tuple(_point(entry) for entry in kept["points"])
@@ -68,7 +68,7 @@ class CostCache:
             return None
 
     def write(self, measured: Measured) -> bool:
-        """Keep it; False where that is not possible, which costs a second at the next start and nothing else."""
+        """Save the measurements; False if that fails, which only means measuring again at the next start."""
         short = {key: value for key, value in self.facts.items() if isinstance(value, (str, int))}
         kept = {"facts": short, "points": measured.points, "products": measured.matmuls.to_json()}
         try:

@@ -1,7 +1,7 @@
 """Experts kept in host memory: which layers, and their size in either memory.
 
-They are those of the first layers, as llama.cpp counts them. What is read of them per token is little, so a CPU can compute them;
-for the batches of a prompt a layer's matrices are lent to the GPU, which needs room for the largest.
+They are those of the first layers, as llama.cpp counts them. A token reads few of them, so the CPU can compute them; for prefill
+batches a layer's matrices are copied to the GPU temporarily ("lent"), which reserves memory for the largest.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .step import Step, Stepper, Verify
 
 
 class Engine:
-    """A target and, if given, a draft. `open` gives slots; `step` decodes the sequences of one or many of them in one pass."""
+    """A target and, if given, a draft. `open` gives slots; `step` decodes the sequences of one or more of them in one pass."""
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
         self.config, self.n_ctx, self.memory = config, loaded.n_ctx, loaded.memory
@@ -46,14 +46,14 @@ class Engine:
 
         Args:
             progress: Called as `progress(stage, done, total)`, in bytes.
-            calibration_seconds: How long costs may be measured, if they are; None for 1.5 s on a GPU, 1 s on a CPU.
+            calibration_seconds: Time limit for measuring costs; None for 1.5 s on a GPU, 1 s on a CPU.
 
         Raises:
             ModelFileError: A file is damaged, or the draft does not fit.
             ConfigError, DeviceError: Options exclude each other, or something does not fit the device.
         """
         loaded = load(config, progress, calibration_seconds)
-        # one that was only found may have been left out
+        # a draft found by name may have been left out
         scorer = config.scorer if loaded.scorer else None
         return cls(replace(config, draft=loaded.draft, scorer=scorer), loaded)
 
@@ -66,7 +66,7 @@ class Engine:
 
     @property
     def slots(self) -> list[Slot]:
-        """Those that are open."""
+        """The open slots."""
         return [self._slots[index] for index in sorted(self._slots)]
 
     @property
@@ -76,7 +76,7 @@ class Engine:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What drafts: the draft model's kind, and prompt lookup; empty where decoding is plain."""
+        """Sources of drafted tokens: the draft model's kind, and prompt lookup; empty for plain decoding."""
         model = () if self.drafter is None else (self.drafter.name,)
         return (*model, *(() if self.lookup is None else (NAME,)))
 
@@ -84,7 +84,7 @@ class Engine:
         """Open a slot, with cache rows for `room` tokens to begin with.
 
         Args:
-            room: Tokens; None for an equal share of all rows, or what is left in one piece.
+            room: Tokens; None for an equal share of all rows, or the largest free range.
 
         Raises:
             NoRoomError: No slot, or not as many rows, are free.
@@ -114,7 +114,7 @@ class Engine:
             return self.passes.rows.lend(n)
 
     def gather(self, n: int, rows: range | None) -> bool:
-        """Move slots so that the lent `rows` can become n, or n more can be lent (None); False where there are not as many."""
+        """Move slots so that the lent `rows` can become n, or n more can be lent (None); False if there are too few rows."""
         moves = self.passes.rows.gathered(n, rows)
         for now, to in moves or ():
             next(slot for slot in self._slots.values() if slot.kv.lent == now).kv.move(to)
@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def joins(self) -> bool:
-        """Whether that pays. On a CPU a column costs about as much in any pass, and padding as much as a column
+        """Whether a shared pass is faster than two. Not on a CPU, where columns and padding cost the same in any pass
         (bench/notes-serving.md)."""
         return self.device.is_gpu and self.takes_beside
 
@@ -141,11 +141,11 @@ class Engine:
         """Step sequences of different slots once, in one pass where they can share it.
 
         Args:
-            beside: Runs that pass, a prompt's batch with it; they draft nothing then.
+            beside: Runs the pass together with a prefill batch; nothing is drafted then.
 
         Returns:
-            By sequence its step, or the error with which it failed alone: that of its sampler, or NoRoomError, after which
-            nothing is lost.
+            Per sequence its step, or the error that it alone failed with: its sampler's, or NoRoomError, which leaves the
+            sequence unchanged.
 
         Raises:
             DeviceError: The engine is closed, or the pass itself broke.
@@ -170,7 +170,7 @@ class Engine:
             return [came[id(sequence)] for sequence in sequences]
 
     def _unready(self, sequence: Sequence) -> Exception | None:
-        """What keeps a sequence from being stepped."""
+        """The error that keeps a sequence from being stepped; None if it is ready."""
         slot = self._slots.get(sequence.state_index)
         if slot is None or slot.sequence is not sequence:
             return ConfigError("the slot of this sequence is closed; resume it in another one")
@@ -183,9 +183,9 @@ class Engine:
         return None
 
     def _step_batch(self, batch: list[Sequence], beside: Verify | None) -> list[Step | Exception]:
-        """One step of a batch. Sequences with NaN logits are stepped once more, alone and without a tree: a column that
-        overflows may contaminate all that a kernel computes in the same batch. If every solo retry succeeds, they stay isolated,
-        since to recompute a sequence is too dear for every step."""
+        """One step of a batch. Sequences with NaN logits are stepped once more, alone and without a tree: an overflowing column
+        may contaminate the whole batch of a kernel. If every solo retry succeeds, they stay isolated, since recomputing a
+        sequence in every step is too expensive."""
         slots = [self._slots[s.state_index] for s in batch]
         try:
             steps = self.stepper.step(batch, self._idle(batch), beside is not None, beside)
@@ -219,12 +219,12 @@ class Engine:
         return [slot.sequence for slot in self._slots.values() if slot.sequence not in batch]
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
-        """What a step that verifies `nodes` drafted nodes is expected to take; None if nothing is known."""
+        """Expected milliseconds of a step that verifies `nodes` drafted nodes; None if unknown."""
         return self.policy.expected_ms(nodes if self.sources else 0, context)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Run passes that are no slot's; closing the engine waits for them.
+        """Context for passes that belong to no slot; closing the engine waits for them.
 
         Raises:
             DeviceError: The engine is closed.
@@ -252,11 +252,11 @@ class Engine:
         return {"graphs": graphs.builds + of_scorer, "kept": len(graphs)}
 
     def run_counts(self) -> dict[str, int]:
-        """The same, and graph runs so far; not beside a pass of another thread, which may build or drop graphs."""
+        """As `graph_counts`, and graph runs so far; not while another thread runs a pass, which may build or drop graphs."""
         return {**self.graph_counts(), "runs": self.passes.graphs.runs}
 
     def alive(self) -> None:
-        """Refuse a call once the engine is closed.
+        """Raise once the engine is closed.
 
         Raises:
             DeviceError: The engine is closed.

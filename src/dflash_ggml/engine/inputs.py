@@ -1,4 +1,4 @@
-"""Inputs that the target's passes have in common."""
+"""Graph inputs shared by the target's passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..ggml.graph import Graph
 
 
 def fill_span(graph: Graph, sequence: Sequence, columns: int, name: str = "") -> None:
-    """The rows that a pass of one sequence sees, where its graph asks.
+    """Set the span of rows that a pass of one sequence sees, if its graph has that input.
 
     Args:
         name: What the inputs' names begin with.
@@ -26,12 +26,12 @@ def fill_span(graph: Graph, sequence: Sequence, columns: int, name: str = "") ->
 
 
 def own_columns(tree: Tree, width: int) -> NDArray[np.bool_]:
-    """Whether each column of a tree sees each of them, [width, width]; one that it does not have sees itself."""
+    """Visibility among a tree's columns, bool [width, width]; padding columns see themselves."""
     return unpacked(observers(tree, width), width)
 
 
 def unpacked(seen_by: NDArray[np.uint8], width: int) -> NDArray[np.bool_]:
-    """Who sees each column as bits, [width, width / 8], as what each column sees, [width, width]."""
+    """Visibility from bits (observers of each column, [width, width / 8]) as a matrix [width, width]: what each column sees."""
     return np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
 
 

@@ -50,10 +50,10 @@ TYPES = {
 }
 WIDTHS = (8, 4, 16, 32, 24, 1, 2, 6, 3, 64, 48)  # ends of steps, those of the usual trees first
 STOCK_STEP = 8  # columns up to which ggml multiplies column by column
-NOISE = 0.03  # what ggml's own have to win by at least
+NOISE = 0.03  # minimum margin by which ggml's own must win
 SAMPLE_BYTES = 256 << 20  # more than any GPU's L2 cache: a pass reads its weights from memory
 SAMPLE_PRODUCTS = 16
-_CLEAR = 0.8  # of ggml's time: one round is enough where ours are that much faster, as nothing will change
+_CLEAR = 0.8  # share of ggml's time: where ours are that much faster, one repetition is enough
 _ROUNDS, _WARM_UP, _RUNS = 5, 3, 4  # CUDA captures a graph at its second run
 _MEASURED = ("narrow_ms", "stock_ms", "spread")
 log = logging.getLogger("dflash_ggml")
@@ -69,8 +69,8 @@ class StockRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A sample of matmuls with weights of a type (ggml's name): medians with our kernels and with ggml's own, and the part by
-    which the rounds of a kind differ."""
+    """Times of sampled matmuls of one weight type (ggml's name): medians with our kernels and with ggml's own, and the relative
+    spread of the repetitions."""
 
     type: str
     width: int
@@ -80,7 +80,7 @@ class Timing:
 
     @classmethod
     def of(cls, kind: str, width: int, narrow: Sequence[float], stock: Sequence[float]) -> Timing:
-        """From the milliseconds of some rounds; the slowest of each may have been disturbed and does not count as spread."""
+        """From the milliseconds of some repetitions; the slowest of each kind is left out of the spread as disturbed."""
         spread = max(sorted(ms)[max(0, len(ms) - 2)] / min(ms) - 1 for ms in (narrow, stock))
         return cls(kind, width, median(narrow), median(stock), spread)
 
@@ -92,16 +92,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class MatmulTable:
-    """What was measured; without measurements our kernels are used everywhere, as on the GPU they were tuned on."""
+    """Measured times; without any, our kernels are used everywhere, as on the GPU they were tuned on."""
 
     timings: tuple[Timing, ...] = ()
 
     def stock(self) -> list[StockRange]:
         """Where ggml's own kernels are used.
 
-        A width speaks for those above the next smaller measured one: up to the end of a tile ours cost the same, and ggml's
-        no less for more columns. ggml has other kernels beyond 8 columns, so none speaks across that; there the widest speaks
-        for all wider ones too.
+        A measured width decides for the widths down to the next smaller measured one: up to the end of a tile ours cost the
+        same, and ggml's no less for more columns. ggml switches kernels beyond 8 columns, so no width decides across that;
+        above it the widest decides for all wider ones too.
         """
         found: list[StockRange] = []
         for kind in dict.fromkeys(t.type for t in self.timings):
@@ -141,10 +141,10 @@ class MatmulTable:
 
 
 def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) -> int:
-    """Memory beside the graphs that matmuls of a prompt batch take.
+    """Memory that matmuls of a prefill batch take beside the graphs.
 
-    That is a matrix as float16, or an equal part of a larger one in whole 128 rows, the widest input as float16, and what
-    cuBLAS works in.
+    A matrix as float16 (or an equal part of a larger one in whole 128 rows), the widest input as float16, and cuBLAS's
+    workspace.
 
     Args:
         shapes: Columns (k) and rows of the matrices.
@@ -160,13 +160,13 @@ def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) 
 
 
 def worth_measuring(device: Device) -> bool:
-    """Whether this is a GPU that runs our kernels and that they were not tuned on."""
+    """Whether this GPU runs our kernels but is not the one they were tuned on."""
     capability = device.capability
     return capability is not None and capability >= NEEDED and capability != TUNED
 
 
 def without_kernels(device: Device, weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """The part of the bytes a pass multiplies that has types without kernels of ours, by ggml's name of the type, largest first.
+    """Share of a pass's weight bytes whose types have no kernels of ours, by ggml's name of the type, largest first.
 
     Empty on a device that has no kernels of ours at all.
 
@@ -200,8 +200,8 @@ def measure_matmuls(
 ) -> MatmulTable:
     """Time both kinds of kernels over samples of the weights.
 
-    The most useful widths come first, at each the type with most bytes. What there is no time or memory for stays unmeasured.
-    Our kernels are on everywhere afterwards: `apply` puts the result in force.
+    The most useful widths come first, at each the type with most bytes; the rest stays unmeasured when time or memory runs
+    out. Our kernels are on everywhere afterwards: `apply` puts the result into effect.
 
     Args:
         device: Where they are timed.
@@ -230,9 +230,9 @@ def measure_matmuls(
 
 
 def sample(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
-    """By type that we have kernels for, most bytes first: its first matrices, which are those of whole layers.
+    """The first matrices (whole layers) of each type that we have kernels for, most bytes first.
 
-    What is larger than the whole sample, as an output head can be, is taken if there is nothing else.
+    A matrix larger than the whole sample, such as an output head, is taken only if there is nothing else.
     """
     names = {code: name for name, code in TYPES.items()}
     found: dict[str, list[Tensor]] = {}
@@ -279,7 +279,7 @@ class Bench:
         self._device.write(self._x, np.random.default_rng(0).standard_normal(self._x.ne[0], np.float32))
 
     def compare(self, matrices: list[Tensor], width: int) -> tuple[list[float], list[float]]:
-        """Milliseconds of `matrices`, of one type, times `width` columns: rounds with our kernels, rounds with ggml's own.
+        """Milliseconds of `matrices`, of one type, times `width` columns: repetitions with our kernels, and with ggml's own.
 
         Raises:
             DeviceError: The results do not fit.

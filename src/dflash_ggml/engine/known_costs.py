@@ -1,4 +1,4 @@
-"""Costs that an engine knows at start: from the user's cache, or measured now."""
+"""Initial costs of an engine: from the user's cache, or measured now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .cost_cache import CostCache, Measured
 from .kernel_tuning import MatmulTable, apply, measure_matmuls, worth_measuring
 from .passes import TargetPasses
 
-SECONDS = {True: 1.5, False: 1.0}  # to measure in, at most, on a GPU and on the CPU
+SECONDS = {True: 1.5, False: 1.0}  # time limit for measuring, on a GPU and on the CPU
 WARM_SECONDS = 0.25  # to build graphs in, where costs are known
 log = logging.getLogger("dflash_ggml")
 
@@ -30,10 +30,10 @@ def known_costs(
     tensors: object,
     seconds: float | None = None,
 ) -> tuple[tuple[Point, ...], Path | None]:
-    """What passes cost and the file that keeps it, None where nothing does.
+    """Pass costs, and the file that caches them (None if they are not cached).
 
-    On a GPU that our kernels were not tuned on, also which kernels are used where: that is put in force. Nothing is
-    measured that no decision needs.
+    On a GPU that our kernels were not tuned on, the choice of kernels is measured and applied too. Only what a decision
+    needs is measured.
 
     Args:
         tensors: Types and shapes of both models, as plain data.
@@ -54,7 +54,7 @@ def known_costs(
         return measured.points, cache.path
     began = time.perf_counter()
     measured = _measure(config, passes, drafter, seconds or SECONDS[device.is_gpu])
-    # what was measured beside other processes is good for now only, and nothing measured is nothing to keep
+    # measurements disturbed by other processes are used but not cached
     good = device.threads_now == device.n_threads and (measured.points or config.mode != "auto")
     kept = good and cache.write(measured)
     where = f"kept in {cache.path}" if kept else "not kept"
@@ -74,7 +74,7 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None
 
 
 def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[str, Any]:
-    """All that decides what a pass takes on this machine, and what of it is measured."""
+    """Everything that pass times on this machine depend on, and what is measured."""
     device = passes.device
     folder = Path(str(bindings.__file__)).parent
     return {

@@ -1,4 +1,4 @@
-"""The cache rows of a slot: lent to it, extended and moved as its sequence grows, zeroed where other sequences may see them."""
+"""The cache rows of a slot: lent, extended and moved as its sequence grows, zeroed where other sequences may read them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class KvRows:
 
     Args:
         over: Rows beyond the committed tokens that a pass may write.
-        gather: Moves other slots to make room, see Engine.
+        gather: Moves other slots to free rows, see Engine.
 
     Attributes:
-        lent: The range, None once it was given back.
-        kept: Tokens whose K/V rows outlive a reset or restore, until the next write.
+        lent: The range, None once it has been given back.
+        kept: Tokens whose K/V rows stay valid after a reset or restore, until the next write.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KvRows:
         return 0 if self.lent is None else len(self.lent) - self.over - self.sequence.n_tokens
 
     def grow(self, n: int) -> bool:
-        """Have rows for n tokens, which may move them; False where there are not as many in one piece."""
+        """Extend the range to n tokens, moving it if needed; False if no contiguous range is large enough."""
         rows, pool, n = self.lent, self.passes.rows, n + self.over
         assert rows is not None
         if len(rows) >= n:
@@ -71,7 +71,7 @@ class KvRows:
         return True
 
     def need(self, n: int) -> None:
-        """Have rows for n tokens.
+        """As `grow`, or raise.
 
         Raises:
             NoRoomError: There are not as many, even after other slots have moved.
@@ -80,7 +80,7 @@ class KvRows:
             raise NoRoomError(f"no cache rows for {n} tokens are left in one piece beside other sequences")
 
     def _go_elsewhere(self, n: int) -> bool:
-        """Move to a range of n rows elsewhere; False where there is none."""
+        """Move to another range of n rows; False if there is none."""
         pool, rows = self.passes.rows, self.lent
         assert rows is not None
         try:
@@ -139,8 +139,8 @@ class KvRows:
             self.lent, self.kept, self.sequence.unseen = None, (), ()
 
     def _clear_left(self, tensors: Tensors, left: range) -> None:
-        """Zero rows that were the sequence's; on a CPU the first of them, which a pass's padding may see. The pool tells the
-        next owner of the others."""
+        """Zero rows that the sequence has left; on a CPU only the first of them, which a pass's padding may read. The pool marks
+        the others as stale for their next owner."""
         pool = self.passes.rows
         pool.left_in(left)
         if left:
@@ -149,7 +149,7 @@ class KvRows:
             tensors.clear_rows(cleared.start - tensors.first_row, cleared.stop - tensors.first_row)
             pool.take_stale(cleared)
 
-    # ---- what lies in it
+    # ---- contents
 
     @property
     def touched(self) -> int:
@@ -159,17 +159,17 @@ class KvRows:
         return max(self._written, self._stale.stop, beyond)
 
     def writes(self, n: int) -> int:
-        """A pass is about to write rows up to the first n; returns what was noted before."""
+        """Note that a pass is about to write the first n rows; returns the previous note."""
         before, self._written = self._written, n
         return before
 
     @property
     def is_clean(self) -> bool:
-        """Whether neither rows nor rings hold anything."""
+        """Whether rows and rings are empty."""
         return not (self.touched or self._stale_rings)
 
     def forget(self, inconsistent: bool, kept: int = 0) -> None:
-        """What the device holds belongs to an earlier sequence from now on. Of an inconsistent one only the first `kept` rows are
+        """Treat the device's contents as an earlier sequence's from now on. Of an inconsistent one only the first `kept` rows are
         trusted: a key may have overflowed long before a pass noticed."""
         self._stale, self._stale_rings = range(self.touched), self._stale_rings or self.touched > 0
         self._written = 0
@@ -178,11 +178,11 @@ class KvRows:
             self._clear(self.tensors(), kept, 0)
 
     def overwrite(self, n_more: int = 0) -> None:
-        """Drop the rows that were kept, and zero those that passes over `n_more` more tokens may see.
+        """Drop the kept rows, and zero those that passes over `n_more` more tokens may read.
 
-        Attention multiplies masked rows by 0, and NaN among them would come through: a sequence that overflowed would
-        contaminate later ones. A GPU clears all at once (10 us a layer); a CPU as the sequence comes near them (0.3 s for 8K
-        tokens of an 8B model).
+        Attention multiplies masked rows by 0, which lets NaN through: a sequence that overflowed would contaminate later
+        ones. A GPU clears all at once (10 us a layer); a CPU clears lazily as the sequence grows (0.3 s for 8K tokens of an
+        8B model).
         """
         self.kept, stale = (), self._stale
         if not (stale or self._stale_rings):
@@ -229,11 +229,11 @@ class KvRows:
         tensors.clear_rings(kept)
 
     def visible(self, n: int) -> int:
-        """Rows that passes may read of a sequence of n tokens: a CPU skips tiles in which no column sees anything."""
+        """Rows that passes over a sequence of n tokens may read: a CPU skips tiles in which no column sees anything."""
         return self.passes.n_rows if self.passes.device.is_gpu else padded(n, UNIT)
 
     def tensors(self, target: bool = True, draft: bool = True) -> Tensors:
-        """What is kept of the sequence, by the target, the draft or both."""
+        """The sequence's tensors, of the target, the draft or both."""
         state, drafter, sequence = self.passes.state, self.drafter, self.sequence
         live, caches, rings = list[list[Tensor]](), list[Tensor](), list[tuple[Tensor, int, int]]()
         if target:

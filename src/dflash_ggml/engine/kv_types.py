@@ -1,4 +1,4 @@
-"""Choice of K/V cache types: those asked for, the device's own, or smaller ones where the context needs them."""
+"""Choice of K/V cache types: those requested, the device's default, or smaller ones where the context needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from ..state.kv_type import KvType
 
-# what an explicit context that does not fit takes: keys suffer more from few bits than values (bench/notes-kv-types.md)
+# fallbacks for an explicit context that does not fit: keys need more bits than values (bench/notes-kv-types.md)
 SMALLER = ("q8_0", "q4_0")
 
 
@@ -18,7 +18,7 @@ class KvTypes:
     """Types of the target's caches and of the draft's.
 
     Attributes:
-        note: A message about a choice made without being asked.
+        note: A message about an automatic choice.
     """
 
     target: KvType
@@ -31,7 +31,7 @@ def kv_types(
 ) -> list[KvTypes]:
     """The types of caches to plan with, in order of preference: the first that fits is taken.
 
-    There is more than one only on a GPU, for an explicit context where no type was asked for.
+    More than one only on a GPU, for an explicit context without an explicit type.
 
     Args:
         config: The engine's options.

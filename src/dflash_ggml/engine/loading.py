@@ -35,12 +35,12 @@ log = logging.getLogger("dflash_ggml")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an engine is made of.
+    """The parts of a loaded engine.
 
     Attributes:
         n_ctx: Context length in tokens.
         memory: The plan that was allocated.
-        costs_file: Where `costs` are kept, None if nowhere.
+        costs_file: The file that caches `costs`, None if none does.
     """
 
     device: Device
@@ -54,7 +54,7 @@ class Loaded:
     costs: Costs
     batches: BatchSizes
     costs_file: Path | None = None
-    draft: Path | None = None  # the file of the draft that is used
+    draft: Path | None = None  # the file of the draft in use
     over: int = 0  # cache rows of a sequence beyond its committed tokens
     scorer: Scorer | None = None  # of prompts
 
@@ -64,13 +64,13 @@ def load(
 ) -> Loaded:
     """Load what `config` names.
 
-    A draft that was only found is left out, with a warning, if it is what keeps the pair from loading; so are the prediction
-    head of the target's file, which drafts where there is nothing else, and a scorer that was found and has no room.
+    Parts that were found rather than named are left out, with a warning, if they keep the pair from loading: the draft, the
+    prediction head of the target's file (used if there is no other draft), and the prompt scorer.
 
     Args:
         config: The engine's options.
         progress: Called with a stage, bytes done and bytes in all.
-        calibration_seconds: See `Engine.load`.
+        calibration_seconds: As in `Engine.load`.
 
     Raises:
         ModelFileError: A file is bad, or the draft does not fit.
@@ -99,13 +99,13 @@ def load(
 
 
 class _OwnDraftError(Exception):
-    """Why a target's prediction head, found but not asked for, cannot be used; None if it can."""
+    """The target's prediction head, found rather than named, cannot be used."""
 
 
 def _load_scored(
     config: EngineConfig, progress: Progress | None, calibration_seconds: float | None
 ) -> Loaded:
-    """`_load`, without a scorer that was found and has no room."""
+    """`_load`; a scorer that was found and does not fit is left out."""
     try:
         return _load(config, progress, calibration_seconds)
     except (DeviceError, _OwnDraftError) as error:
@@ -177,10 +177,10 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
 
 
 def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSource | None:
-    """The scorer that is configured; None if there is none, or with a warning where the one that was found is none.
+    """The configured scorer; None if there is none, and with a warning if the file that was found is not one.
 
     Raises:
-        ModelFileError: For one that was named.
+        ModelFileError: The file was named and is not one.
     """
     if config.scorer is None or config.prompt_keep is None:
         return None
@@ -194,7 +194,7 @@ def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSou
 
 
 def no_host_memory(what: str) -> DeviceError:
-    """The error for an allocation of the host's that failed during `what`."""
+    """The error for a failed host allocation during `what`."""
     return DeviceError(
         f"{what}: this process can get no more memory; lower the context (-c), the batch size (-b) or the budget (--budget)"
     )
@@ -203,8 +203,8 @@ def no_host_memory(what: str) -> DeviceError:
 def _on_device(
     opened: Opened, progress: Progress | None
 ) -> tuple[TargetPasses, Drafter | None, Scorer | None, MemoryPlan, BatchSizes, int]:
-    """Plan the memory, bring the weights to the device and make the state; also the sizes of batches, and the rows of a
-    sequence beyond its tokens."""
+    """Plan the memory, upload the weights and allocate the state; also returns the batch sizes and the rows of a sequence
+    beyond its tokens."""
     device, config = opened.device, opened.config
     target, draft, source = opened.target, opened.draft, opened.scorer
     wanted = fitting_needs(opened)
@@ -261,7 +261,7 @@ def _on_device(
         log.info("prompts are scored by %s, up to %d tokens, trained for %d", source, scorer.limit, trained)
     of_draft, of_scorer = drafter.nbytes if drafter else {}, scorer.nbytes if scorer else {}
     log.info("%s", memory.against(allocated(passes, of_draft, of_scorer)))
-    # what is lent takes the longest, for few tokens as for many
+    # copying lent experts dominates, for few tokens as for many
     flat = LENT if wanted.kept else None
     batches = BatchSizes(n_batch, paced, device.is_gpu, flat)
     return passes, drafter, scorer, memory, batches, wanted.over_each

@@ -41,25 +41,24 @@ from .passes import most_columns, tree_width
 from .placement import LAYER, ONE_SIDE, Placement, draft_side, in_ranks, open_cpu, place_layers
 from .scorer import ScorerSource
 
-DRIVER = 256 * MIB  # of a limit, beside the plan's margin: CUDA's context and code, captured graphs
-USUAL_CONTEXT = 8192  # tokens that large batches and wide drafts must leave room for where no length is named
-ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # sequences of a batch, by default
-SMALL = 6 << 30  # bytes of the weights of a small model
-SHORTER = 1 / 16  # of a context that memory cuts short anyway, which slots may take
-_LENT_BATCH = 2048  # tokens of a prompt that share what is lent to them: room for them is worth more than a layer or two
+DRIVER = 256 * MIB  # of a limit, besides the plan's margin: CUDA's context and code, captured graphs
+USUAL_CONTEXT = 8192  # context that large batches and wide drafts must leave memory for if no length is given
+ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # default batch of sequences
+SMALL = 6 << 30  # weight bytes of a small model
+SHORTER = 1 / 16  # share of a memory-limited context that slots may take
+_LENT_BATCH = 2048  # prefill tokens that amortise lent experts: worth more than a layer or two on the GPU
 
 
 def has_own_memory(device: Device) -> bool:
-    """Whether a device has memory of its own, beside a host that can keep and compute what there is no room for."""
+    """Whether a device has its own memory, so that experts that do not fit can go to the host."""
     return device.is_gpu
 
 
 def memory_free(device: Device, limit: int | float | None) -> int:
-    """Bytes that may be planned with.
+    """Bytes available to the plan.
 
     Args:
-        limit: Of a GPU, see `EngineConfig.gpu_memory`; what its driver keeps for a process counts, as it does in
-            nvidia-smi.
+        limit: Of a GPU, see `EngineConfig.gpu_memory`; the driver's own memory of the process counts, as in nvidia-smi.
     """
     info = device.info
     if not device.is_gpu:
@@ -71,7 +70,7 @@ def memory_free(device: Device, limit: int | float | None) -> int:
 
 
 def free_on_sides(device: Device, limit: int | float | None) -> list[int]:
-    """The same of each side but the host; CPUs have one memory and share it."""
+    """`memory_free` of each side but the host; CPUs share one memory."""
     sides = [side for side in device.sides if side is not device.host]
     alike = 1 if device.is_gpu else len(sides)
     return [memory_free(side, limit) // alike for side in sides]
@@ -114,9 +113,9 @@ class MemoryNeeds:
 
     Attributes:
         opened: What they are of.
-        longest: Context where none is asked for, if it fits.
-        kv: Types of the caches to plan with; the first that fit are taken.
-        batches: Tokens of a prefill pass to plan with, likewise.
+        longest: Context if none is requested, if it fits.
+        kv: Cache types in order of preference; the first that fit are taken.
+        batches: Tokens of a prefill pass, likewise.
         width: Columns of the widest tree.
         over: Cache rows beyond the context, for all sequences; over_each: for one, beyond its tokens.
         notes: What had to be changed for the device.
@@ -141,15 +140,15 @@ class MemoryNeeds:
     where: tuple[str, ...] = ()
 
     def for_sequences(self, n_states: int) -> MemoryNeeds:
-        """The same for so many sequences."""
+        """The same needs for `n_states` sequences."""
         return replace(self, n_states=n_states, over=over_all(self.over_each, n_states))
 
     def plan(self, n_ctx: int, free: int | Sequence[int], is_gpu: bool) -> tuple[KvTypes, int, MemoryPlan]:
-        """Choose the types of caches and the tokens of a batch, and plan the memory.
+        """Choose cache types and batch size, and plan the memory.
 
         Args:
-            n_ctx: Tokens of context; one that was asked for is planned even where it does not fit. 0: as many as fit.
-            free: Bytes of each side; where other programs live in the same memory, half of them are planned with.
+            n_ctx: Tokens of context; an explicit one is planned even if it does not fit. 0: as many as fit.
+            free: Bytes of each side; of memory shared with other programs, half is used.
             is_gpu: The device has memory of its own.
 
         Returns:
@@ -169,16 +168,16 @@ class MemoryNeeds:
         return kv, n_batch, self.located(found)
 
     def located(self, plan: MemoryPlan) -> MemoryPlan:
-        """A plan with what lies where."""
+        """The plan with the placement of each part."""
         if self.where:
             beside = (replace(one, where=where) for one, where in zip(plan.beside, self.where[1:]))
             plan = replace(plan, where=self.where[0], beside=tuple(beside))
         return replace(plan, kept=self.kept)
 
     def choose(self, n_ctx: int, free: int | Sequence[int]) -> tuple[KvTypes, int]:
-        """The first types of caches with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batches
-        that fit with them and whose scratch memory is a small part of it, or the smallest of all. Where a batch shares what is
-        lent to it, the part may be larger."""
+        """The first cache types with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batch that
+        fits with them with scratch memory a small share of it, or the smallest of all. Where a batch amortises lent experts, the
+        share may be larger."""
         fitting = (types for types in self.kv if plan(self.parts(types), self.over, n_ctx, free).fits)
         kv = next(fitting, self.kv[0])
         for n_batch in self.batches[:-1]:
@@ -209,7 +208,7 @@ class MemoryNeeds:
         head = placement.side(target.head_name)
 
         def scratch(side: int, rows: int) -> int:
-            if not placement.has_layers(side):  # what it takes in of a batch is the largest
+            if not placement.has_layers(side):  # the features of a batch are the largest
                 return 8 * (n_batch * len(taps) + columns) * target.n_embd
             copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
             prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
@@ -239,7 +238,7 @@ class MemoryNeeds:
             if scorer and side.index == 0:
                 parts += scorer.parts(side, n_batch)
             here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
-            # not those of several matrices: those have other matmuls
+            # stacked expert matrices use other matmuls
             shapes = [
                 (t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32
             ]
@@ -248,7 +247,7 @@ class MemoryNeeds:
             if scorer and side.index == 0:
                 shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
             if wide := wide_bytes(side, shapes, n_batch):
-                parts.append(Part("wide products", lambda rows: wide, "lower the batch size (-b)"))
+                parts.append(Part("wide matmuls", lambda rows: wide, "lower the batch size (-b)"))
             if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
                 parts.append(Part(LENT_EXPERTS, lambda rows: lent))
             parts.append(Part(GRAPHS, partial(scratch, side.index), "lower the batch size (-b)"))
@@ -257,16 +256,16 @@ class MemoryNeeds:
         return [part for side in device.sides if side is not device.host for part in on(side)]
 
     def usual(self) -> MemoryPlan:
-        """The plan with the caches that are wanted most, in the smallest batches, or, where a prompt is lent what the host keeps,
-        in some that are worth it."""
+        """The plan with the preferred cache types, in the smallest batches or, with lent experts, in batches that amortise the
+        copies."""
         n_ctx = self.opened.usual_context
         n_batch = _LENT_BATCH if self.kept and _LENT_BATCH in self.batches and n_ctx >= _LENT_BATCH else 0
         return plan(self.parts(self.kv[0], n_batch), self.over, n_ctx, self.opened.free)
 
     def layers_to_keep(self) -> int:
-        """The fewest layers whose experts the host would have to keep for all else to fit; 0 where that does not help.
+        """The fewest layers whose experts must go to the host for the rest to fit; 0 if that does not help.
 
-        The draft stays prepared, and not filled yet.
+        The draft stays prepared, and not yet filled.
         """
         opened = self.opened
         sizes = expert_sizes(opened.file, opened.target.n_layers)
@@ -323,9 +322,9 @@ def memory_needs(
 
     Args:
         opened: The pair, and where it goes.
-        layers: How many layers' experts the host keeps (None: as the configuration has it).
-        prepare: False where the draft has been prepared already.
-        sources: The target's tensors, where they were made before: some targets copy tensors to reorder them.
+        layers: How many layers' experts the host keeps (None: as configured).
+        prepare: False if the draft is already prepared.
+        sources: The target's tensors, if already made: some targets copy tensors to reorder them.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
@@ -387,7 +386,7 @@ def memory_needs(
 def _place(
     opened: Opened, sources: Mapping[str, Source], kept: Iterable[str], kv: KvTypes, over: int
 ) -> Placement:
-    """Share the layers of a target out among the sides, with what they keep of sequences in a usual context."""
+    """Distribute a target's layers, with their state at a usual context length, over the sides."""
     device, config, target, draft = opened.device, opened.config, opened.target, opened.draft
     n_states, rows = max(config.parallel, 1), cache_rows(opened.usual_context, over)
     spec, first, last = target.state_spec(), 0, draft_side(device, config)
@@ -415,29 +414,29 @@ def _place(
 
 
 def over_all(over: int, n_states: int) -> int:
-    """Cache rows beyond the context for several sequences, each with `over` of its own; ranges begin at multiples of UNIT."""
+    """Cache rows beyond the context for several sequences, `over` for each; ranges begin at multiples of UNIT."""
     return over + (n_states - 1) * padded(over + UNIT - 1, UNIT)
 
 
 def decode_window(config: EngineConfig) -> DecodeWindow | None:
-    """All that is seen while decoding, where that is not all."""
+    """The configured attention window while decoding; None if everything is seen."""
     return DecodeWindow(config.fa_window) if config.fa_window else None
 
 
 def composed_bytes(
     spec: StateSpec, n_batch: int, columns: int, path: int, n_states: int
 ) -> tuple[Callable[[int], int], int]:
-    """Scratch memory of a device without kernels of ours, whose operations are composed of ggml's.
+    """Scratch memory of a device without our kernels, where our operations are composed of ggml's.
 
     Args:
         spec: State of the target.
         n_batch: Tokens of a prefill pass.
         columns: Columns of the widest tree, 0 without one.
-        path: Nodes of the longest path that is committed.
+        path: Nodes of the longest committed path.
         n_states: Sequences.
 
     Returns:
-        What a prompt's batch takes more, in bytes by cache rows, and what a tree takes at least, in bytes.
+        Additional bytes of a prefill batch, by cache rows, and the minimum bytes of a tree.
     """
     if not spec.recurrent:
         return partial(stock.mask_bytes, n_batch), 0
@@ -453,8 +452,8 @@ def composed_bytes(
 def fitting_needs(opened: Opened) -> MemoryNeeds:
     """`memory_needs`, changed to fit a GPU.
 
-    The draft gets fewer bits first; then the experts of as few layers as it takes go to host memory, where their number is not
-    given. The notes name both. A pair that still does not fit is returned all the same.
+    The draft gets fewer bits first; then, unless their number is given, the experts of the fewest sufficient layers go to
+    host memory. The notes name both. A pair that still does not fit is returned anyway.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
@@ -482,11 +481,11 @@ def fitting_needs(opened: Opened) -> MemoryNeeds:
 
 
 def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> int:
-    """Slots where their number is not given: as many as leave one sequence what it would have alone.
+    """Default number of slots: as many as cost a single sequence nothing.
 
-    That is caches of the same types, batches as large, and a context as long; one that memory cuts short may lose a little. One
-    slot where a pass cannot take several sequences (a window while decoding), and where output may not depend on the rest of a
-    batch by as much as the rounding of a kernel (`reproducible`).
+    Cache types, batch size and context length stay as with one slot; a memory-limited context may lose a little. One slot
+    where a pass cannot take several sequences (a window while decoding), and with `reproducible`, where output must not
+    depend on the batch even by rounding.
     """
     if config.fa_window or config.reproducible:
         return 1
@@ -496,7 +495,7 @@ def default_slots(device: Device, config: EngineConfig, wanted: MemoryNeeds) -> 
         return wanted.for_sequences(n_states).plan(config.n_ctx, free, device.is_gpu)
 
     small = wanted.weights.wanted <= SMALL
-    with suppress(DeviceError):  # there is not enough for one: loading reports it
+    with suppress(DeviceError):  # not even one fits: loading reports it
         kv, n_batch, alone = planned(1)
         is_cut = not config.n_ctx and alone.n_ctx < wanted.longest
         least = (1 - SHORTER) * alone.n_ctx if is_cut else alone.n_ctx

@@ -1,4 +1,4 @@
-"""Outputs of the target's passes: small numbers, and rows of logits on demand."""
+"""Outputs of the target's passes: chosen tokens, reduced logits, and full logits on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..state.state import TargetState
 
 
 class PassOutputs:
-    """Reads of the outputs of a target's graphs. All are there until the next pass runs."""
+    """Reads the outputs of a target's graphs; they are valid until the next pass runs."""
 
     device: Device
     target: Target
@@ -25,8 +25,8 @@ class PassOutputs:
         return self.device.read(graph.outputs["choice"])
 
     def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
-        """Which of these choices, of the columns from `first` on, are of rows of NaN: of those the CPU picks 0, a GPU -1."""
-        if min(choices.tolist()) > 0:  # which every pass asks, and arrays are slow to say
+        """Which of these choices, of the columns from `first` on, come from NaN logits: for those the CPU picks 0, a GPU -1."""
+        if min(choices.tolist()) > 0:  # checked in every pass, and numpy is slow for so few
             return []
         return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
 
@@ -34,7 +34,7 @@ class PassOutputs:
         """Whether a column's logits are NaN: one NaN among the values that they are made from makes all of them so.
 
         Raises:
-            DeviceError: They are NaN because one of two devices did not answer the other.
+            DeviceError: They are NaN because one of two ranks did not answer the other.
         """
         offset = 4 * self.target.n_vocab * column
         is_nan = bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
@@ -48,20 +48,20 @@ class PassOutputs:
         return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
 
     def hidden_rows(self, graph: Graph) -> np.ndarray:
-        """The hidden states of a linear pass that was run for them, float32 [tokens, n_embd]."""
+        """The hidden states of a linear pass with that output, float32 [tokens, n_embd]."""
         return self.device.read(graph.outputs["hidden"]).reshape(-1, self.target.n_embd)
 
     def reduced(self, graph: Graph, watch: Watch) -> ReducedRows:
-        """The reduced logits of all columns of a pass that ran with `watch`, in one read."""
+        """The reduced logits of all columns of a pass run with `watch`, in one read."""
         return ReducedRows(self.reduced_rows(graph), watch, self.target.n_vocab)
 
     def reduced_rows(self, graph: Graph) -> np.ndarray:
-        """The same as float32 [columns, numbers of a row]."""
+        """The reduced logits as float32 [columns, values per column]."""
         output = graph.outputs["reduced"]
         return self.device.read(output).reshape(output.ne[1], output.ne[0])
 
     def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
-        """Block `block` of a column's logits, as masses count them, float32, a copy; read it before the next pass runs."""
+        """Block `block` of a column's logits (blocks as in `Reduced.masses`), float32, a copy; read before the next pass runs."""
         n, first = self.target.n_vocab, BLOCK * block
         return self.device.read(
             graph.outputs["logits"], min(BLOCK, n - first), offset=4 * (n * column + first)

@@ -1,6 +1,6 @@
 """The target's device passes of a step, one method each: fill the inputs, run the graph; `outputs.py` reads the results.
 
-A pass knows where rows lie and what a mask hides; it knows nothing of drafts, sampling, stopping or modes.
+Passes deal with cache rows and masks; drafts, sampling, stopping and modes are above.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
 from .outputs import PassOutputs
 from .placement import ONE_SIDE, Placement
 
-FOREST = 64  # columns over which a matmul costs little more than over one (bench/notes-matmul.md)
-GRAPHS = 48  # that are kept for one sequence; several have twice as many of their own
-CARRIED = 1024  # cache rows that one run carries elsewhere
+FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
+GRAPHS = 48  # kept for one sequence; batches have twice as many of their own
+CARRIED = 1024  # cache rows moved by one graph run
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 _REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
 
 
 def most_columns(max_width: int, n_states: int) -> int:
-    """Columns of the widest pass that verifies, where one tree has up to `max_width`; batches of sequences have more."""
+    """Columns of the widest verify pass for trees of up to `max_width`; batches of sequences have more."""
     return max_width if n_states == 1 else max(max_width, FOREST, verify_width(n_states - 1))
 
 
@@ -67,13 +67,13 @@ class TargetPasses(PassOutputs):
         kv_type: Types of the K/V caches.
         n_rows: Cache rows, reserved here.
         max_width: Columns of the widest tree, 0 for none.
-        depth: Usual longest path, for which commits are made.
-        taps: Layers whose output the draft wants.
-        window: All that is seen while decoding, None: everything.
+        depth: Usual longest path, which commit graphs are built for.
+        taps: Layers whose output the draft needs.
+        window: Attention window while decoding, None: everything.
         n_states: Sequences.
         n_batch: Tokens of the longest linear pass.
-        placement: What lies on which side of the device.
-        workspace: Scratch memory of other passes, to share.
+        placement: The side of each part.
+        workspace: Scratch memory shared with other passes.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class TargetPasses(PassOutputs):
     ) -> None:
         self.device, self.target, self.weights = device, target, weights
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
-        # rows of a CPU are in the host's memory already
+        # a CPU's rows are in host memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
         self._usual_path = depth + 1
         feature_row = len(taps) * target.n_embd
@@ -126,17 +126,17 @@ class TargetPasses(PassOutputs):
     # ---- memory
 
     def bucket(self, rows: int) -> int:
-        """The rows that a graph sees when `rows` are in use.
+        """Rows that a graph reads when `rows` are in use.
 
         Raises:
-            DeviceError: There are not as many.
+            DeviceError: There are fewer rows.
         """
         if rows > self.n_rows:
-            raise DeviceError(f"the caches have room for {self.n_rows} rows, not for {rows}")
+            raise DeviceError(f"{rows} cache rows needed, there are {self.n_rows}")
         return min(kv_bucket(rows, self.device.is_gpu), self.n_rows)
 
     def reserve(self, columns: int, append: Append | None) -> None:
-        """Take the scratch memory of a prompt batch: graphs have to be built anew when it grows."""
+        """Allocate the scratch memory of a prefill batch up front: graphs must be rebuilt when it grows."""
         columns, taps = min(columns, self.n_rows), self.taps if append else ()
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
@@ -150,11 +150,11 @@ class TargetPasses(PassOutputs):
             self.target.build(batch, self.state, self.weights).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
-        """The rows that the graph of a linear pass sees when `rows` are in use: all where hidden ones cost nothing, or
-        little beside another graph.
+        """Rows that the graph of a linear pass reads when `rows` are in use: all, if hidden rows cost nothing or less than
+        another graph.
 
         Raises:
-            DeviceError: There are not as many.
+            DeviceError: There are fewer rows.
         """
         bucket = self.bucket(rows)
         return bucket if columns == 1 and self.device.is_gpu else self.n_rows
@@ -168,16 +168,16 @@ class TargetPasses(PassOutputs):
 
     @property
     def takes_several(self) -> bool:
-        """Whether a pass may have trees of several sequences: the rows of a decode window are gathered for one."""
+        """Whether a pass may have trees of several sequences; a decode window gathers rows for one only."""
         return self.window is None
 
     @property
     def takes_beside(self) -> bool:
-        """Whether sequences that decode fit into the pass of another one's prompt: rows of a window or a ring are gathered."""
+        """Whether a prefill pass can also decode other sequences; windows and rings gather rows for one only."""
         return self.state.n_states > 1 and self.window is None and not self.state.rings
 
     def _joined(self, columns: int, forest: int, append: Append | None, reduction: Reduction | None) -> Batch:
-        """A prompt's batch of so many columns behind a forest of as many."""
+        """A prefill batch of `columns` columns behind a forest."""
         n_kv, n_states = self.n_rows, self.state.n_states
         first = Batch(forest, n_kv, None, self.taps, None, reduction, "every", None, n_states, True)
         taps = self.taps if append else ()
@@ -195,16 +195,16 @@ class TargetPasses(PassOutputs):
         outputs: Outputs = "last",
         decoding: bool = False,
     ) -> Graph:
-        """Run `ids` behind the committed tokens and advance the state.
+        """Run `ids` after the committed tokens and advance the state.
 
         Args:
             sequence: Its committed tokens come before `ids`.
             ids: Tokens to run.
-            append: Lets the draft take in these tokens in the same pass.
-            column: Where to keep a single token's features.
+            append: The draft's part of the graph, which takes in these tokens in the same pass.
+            column: Column for a single token's features.
             watch: Reduce the logits, for `reduced`.
             outputs: Logits and choice of the last token or of every one, or all hidden states.
-            decoding: The token is one of the answer, not of the prompt.
+            decoding: The token belongs to the answer, not to the prompt.
 
         Returns:
             The graph, whose outputs are read by `PassOutputs`.
@@ -214,7 +214,7 @@ class TargetPasses(PassOutputs):
         n_kv = 0 if window else self.linear_rows(n, ahead.stop)
         feeds = "append" if append else "" if column is None else "keep"
         taps = self.taps if feeds else ()
-        # prefilling takes as long with graphs for any state index, and one graph serves all of them
+        # graphs for any state index prefill as fast, and serve all of them
         seqs = int(state_index > 0 or (n > 1 and self.device.is_gpu and self.state.n_states > 1))
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
@@ -247,15 +247,15 @@ class TargetPasses(PassOutputs):
         watches: Items[Watch | None],
         columns: Items[int],
     ) -> Graph:
-        """Run a chunk of a prompt as `linear` does and a forest as `verify` does, in one pass.
+        """Run a chunk of a prompt (as `linear`) and a forest (as `verify`) in one pass.
 
         Args:
-            sequence: That of the prompt.
-            ids: The chunk, behind its committed tokens.
-            append: Lets the draft take the chunk in.
-            forest: Trees of one column each, of sequences that decode.
-            watches: Reduce the logits of each of these.
-            columns: Where to keep their features.
+            sequence: The prompt's sequence.
+            ids: The chunk, after its committed tokens.
+            append: The draft's part of the graph, which takes the chunk in.
+            forest: Trees of one column each, of decoding sequences.
+            watches: How to reduce the logits of each of these.
+            columns: Columns for their features.
 
         Returns:
             The graph; its outputs have a column for each of the forest's, and behind them that of the last id.
@@ -277,10 +277,10 @@ class TargetPasses(PassOutputs):
 
     @staticmethod
     def _fill_linear(graph: Graph, sequence: Sequence, ids: Items[int], name: str = "") -> None:
-        """The inputs of a linear batch that say where its columns lie."""
+        """Fill the position inputs of a linear batch."""
         n, first, start = len(ids), sequence.first_row, sequence.rows(1).start
         fill_span(graph, sequence, n, name)
-        if n == 1:  # most passes of a sequence that is decoded plainly
+        if n == 1:  # most passes of plain decoding
             graph.inputs[f"{name}ints"].array[:] = ids[0], sequence.n_tokens, start, -1, 0, first, start + 1
         else:
             steps = np.arange(n, dtype=np.int32)
@@ -294,14 +294,14 @@ class TargetPasses(PassOutputs):
     def verify(
         self, forest: Forest, watches: Items[Watch | None] = (None,), columns: Items[int] = ()
     ) -> Graph:
-        """Run the trees of a forest, each root behind the committed tokens of its sequence.
+        """Run the trees of a forest, each root after the committed tokens of its sequence.
 
-        Sequences of one column have it committed then; the others' committed states stay as they are. A lone sequence of
-        state index 0 has graphs of its own, which are faster (bench/notes-step.md).
+        The pass commits trees of one column; other committed states stay unchanged. A lone sequence with state index 0 has
+        graphs of its own, which are faster (bench/notes-step.md).
 
         Args:
-            watches: By sequence how to reduce the logits (None: not).
-            columns: Where features go, one for each column of the pass; see `fixed_columns`.
+            watches: How to reduce each sequence's logits (None: not reduced).
+            columns: Feature columns, one for each column of the pass; see `fixed_columns`.
 
         Returns:
             The graph, whose outputs `choice` and `logits` have a column for each of the forest's.
@@ -317,7 +317,7 @@ class TargetPasses(PassOutputs):
         return self._verify_tree(sequence, tree, watch)
 
     def fixed_columns(self, forest: Forest) -> bool:
-        """Whether features can only go to the columns that have the nodes' indices."""
+        """Whether a node's features can only go to the column of its index."""
         return len(forest.sequences) == 1 and forest.used > 1 and not forest.sequences[0].state_index
 
     def _verify_tree(self, sequence: Sequence, tree: Tree, watch: Watch | None) -> Graph:
@@ -342,7 +342,7 @@ class TargetPasses(PassOutputs):
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
         ids[:n], parents[:n] = tree.tokens, tree.parents
         np.add(tree.depths, sequence.n_tokens, positions[:n])
-        if n < width:  # children of the root, never looked at
+        if n < width:  # padding: children of the root, never read
             ids[n:], positions[n:], parents[n:] = tree.tokens[0], sequence.n_tokens + 1, 0
         np.add(self._steps[:width], ahead.start, rows)
         fill_span(graph, sequence, width)
@@ -364,11 +364,11 @@ class TargetPasses(PassOutputs):
         return graph
 
     def _window(self, end: int) -> DecodeWindow | None:
-        """The window of a pass whose last token lies before position `end`, if it has one that hides something."""
+        """The decode window of a pass that ends before position `end`; None if it hides nothing."""
         return self.window if self.window is not None and self.window.hides(end) else None
 
     def commit(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
-        """Make the nodes of these paths, one for each tree of the forest that ran last, the next committed tokens on the device.
+        """Commit the nodes of these paths, one for each tree of the last forest, on the device.
 
         An empty path commits nothing.
         """
@@ -384,7 +384,7 @@ class TargetPasses(PassOutputs):
         room = self._path_room(len(path))
         move = path != tuple(range(len(path)))
         if not (move or self.state.spec.recurrent):
-            return  # the rows lie where they belong, and there is nothing else
+            return  # the rows are in place, and there is no other state
         graph = self.graphs.get(
             ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move)
         )
@@ -434,7 +434,7 @@ class TargetPasses(PassOutputs):
         starts = [s.first_row + n for s, n in zip(forest.sequences, lasts)]
         ends = [start + n for start, n in zip(starts, widths)]
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
-        # one array for what all columns of a sequence share: numpy's calls per sequence would delay the pass
+        # one array for all per-sequence inputs: numpy calls per sequence would delay the pass
         firsts = [s.first_row for s in forest.sequences]
         shared = np.array([lasts, np.subtract(starts, forest.firsts), firsts, starts], np.int32)
         per_column, here = np.repeat(shared, widths, axis=1), slice(used)
@@ -480,7 +480,7 @@ class TargetPasses(PassOutputs):
         if not (n or self.state.spec.recurrent):
             return
         room = self._path_room(longest)
-        # any number of rows moves in graphs of few sizes
+        # few graph sizes move any number of rows
         moved = next(size for size in (0, 16, 64, 256, 1024) if size >= n)
         graph = self.graphs.get(
             ("commits", room, moved), lambda: forest_commit_graph(self.device, self.state, room, moved)
@@ -507,20 +507,20 @@ class TargetPasses(PassOutputs):
                     else ring.rows(sequence.state_index, sequence.n_tokens, len(lie)).tolist()
                 )
                 moves += [(rows[node], rows[at]) for at, node in enumerate(path) if node != at]
-            moves += moves[:1] * (moved - len(moves))  # what is left over moves a row once more
+            moves += moves[:1] * (moved - len(moves))  # surplus entries repeat a move
             inputs[f"{prefix}to"].array[:] = [to for _, to in moves]
             for i in range(len(cache.wholes)):
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
 
     def carry(self, caches: Items[Tensor], first: int, to: int, n: int) -> None:
-        """Copy n rows of an engine's caches from row `first` on to those from `to` on, which may overlap them."""
+        """Copy n cache rows from row `first` to row `to`; the ranges may overlap."""
         starts = range(0, n, CARRIED)
         for at in starts if to < first else reversed(starts):
             size = CARRIED if n - at > CARRIED // 4 else CARRIED // 4
             graph = self.graphs.get(("carry", size), partial(carry_graph, self.device, caches, size))
             steps = at + np.arange(size)
-            steps[n - at :] = at  # what is left over copies a row once more
+            steps[n - at :] = at  # surplus entries repeat a copy
             graph.inputs["from"].array[:] = first + steps
             graph.inputs["to"].array[:] = to + steps
             graph.run()

@@ -1,4 +1,4 @@
-"""Placement: the devices that an engine takes, and the layers that lie on each."""
+"""Placement: the devices of an engine, and the layers on each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LAYER = re.compile(r"blk\.(\d{1,6})\.")
 
 
 def choose_device(config: EngineConfig) -> Device:
-    """Open the devices that the configuration asks for.
+    """Open the configured devices.
 
-    Those are the named ones, else the GPU `main_gpu`, or all GPUs where layers are distributed, else the CPU, the only one
-    with `reference` kernels.
+    The named ones, else the GPU `main_gpu`, or all GPUs if layers are distributed, else the CPU (the only one with
+    `reference` kernels).
 
     Returns:
-        The device; of several the first one, whose sides are the others (see `Device.join`).
+        The device, or the first of several, with the others as its sides (see `Device.join`).
 
     Raises:
         ConfigError: Devices are missing or of different backends.
@@ -54,11 +54,11 @@ def choose_device(config: EngineConfig) -> Device:
 
 
 def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
-    """The target as the device computes it: one of ranks on several, and with a copy of a tied embedding as output matrix where
-    that takes a layout made for matmuls.
+    """The target adapted to the device: split into ranks with `split_mode tensor`, and with a copy of a tied embedding as
+    output matrix where that takes a layout made for matmuls.
 
     Raises:
-        ConfigError: For a target that cannot be shared by ranks.
+        ConfigError: The target cannot be split into ranks.
     """
     if device.n_ranks > 1:
         return target.ranked(device.n_ranks)
@@ -70,7 +70,7 @@ def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
 
 
 def _check_ranks(config: EngineConfig, infos: Sequence[DeviceInfo]) -> None:
-    """Raises ConfigError for what halves of layers do not go with."""
+    """Raises ConfigError for options that exclude halves of layers."""
     names = ", ".join(info.name for info in infos)
     if len(infos) != 2:
         raise ConfigError(
@@ -86,7 +86,7 @@ def _check_ranks(config: EngineConfig, infos: Sequence[DeviceInfo]) -> None:
 
 def open_cpu(config: EngineConfig) -> Device:
     """The CPU, for a target or for experts beside a GPU."""
-    # a count asks for the same bits whatever else runs: attention of one column is summed per thread
+    # an explicit count fixes the bits: attention of one column is summed per thread
     yielding = config.n_threads is None and not config.reproducible and not config.reference
     return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
 
@@ -123,7 +123,7 @@ def _chosen(config: EngineConfig) -> list[DeviceInfo]:
 
 
 def _named(name: str, field: str, there: Sequence[DeviceInfo]) -> DeviceInfo:
-    """The device that ggml calls so. Raises ConfigError that lists what there is."""
+    """The device with ggml's name `name`. Raises ConfigError that lists the devices."""
     for info in there:
         if info.name.lower() == name.lower():
             return info
@@ -132,7 +132,7 @@ def _named(name: str, field: str, there: Sequence[DeviceInfo]) -> DeviceInfo:
 
 
 def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
-    """Raises ConfigError for devices of several backends: what one computes another would round differently."""
+    """Raises ConfigError for devices of several backends, which round differently."""
     if len({info.name.rstrip("0123456789") for info in infos}) > 1:
         names = ", ".join(info.name for info in infos)
         raise ConfigError(
@@ -148,10 +148,10 @@ class Placement:
     The embedding lies with the first layer, the output matrix with the last.
 
     Attributes:
-        layers: Side of each of the target's layers; empty where all lie on the first side, with all else.
+        layers: Side of each of the target's layers; empty if everything is on the first side.
         draft: Side of the draft.
-        n_ranks: Above 1, each of the first sides has a part of every layer, which count as so many more layers; all
-            else lies on the first.
+        n_ranks: Above 1, each of the first `n_ranks` sides has a part of every layer, and parts count as layers of their
+            own; everything else is on the first side.
     """
 
     layers: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ class Placement:
     n_ranks: int = 1
 
     def side(self, name: str) -> int:
-        """Where a tensor of the target's lies."""
+        """The side of one of the target's tensors."""
         if self.n_ranks > 1 or not self.layers:
             return rank_of(name)
         if (found := LAYER.match(name)) is not None:
@@ -167,21 +167,21 @@ class Placement:
         return self.layers[0] if name.startswith("token_embd") else self.layers[-1]
 
     def has_layers(self, side: int) -> bool:
-        """Whether a side has layers of the target's."""
+        """Whether a side has layers of the target."""
         return side in self.layers if self.layers else side == 0
 
     @property
     def head(self) -> int:
-        """Where the output matrix lies, but for one that is the embedding."""
+        """The side of the output matrix, unless that is the embedding."""
         return self.layers[-1] if self.layers and self.n_ranks == 1 else 0
 
     def facts(self, device: Device) -> list[Any]:
-        """The devices and what lies on them, as plain data."""
+        """The devices and their parts, as plain data."""
         where = [[side.info.description for side in device.sides], self.layers, self.draft]
         return where if self.n_ranks == 1 else [*where, self.n_ranks]
 
     def words(self, device: Device, side: int, has_draft: bool) -> str:
-        """What lies on a side, for people."""
+        """Description of a side's parts, for messages."""
         own = [layer for layer, of in enumerate(self.layers) if of == side]
         some = f"layers {own[0]} to {own[-1]}" if len(own) > 1 else f"layer {own[0]}" if own else ""
         if self.n_ranks > 1:
@@ -206,7 +206,7 @@ def in_ranks(n_layers: int, n_ranks: int) -> Placement:
 
 
 def draft_side(device: Device, config: EngineConfig) -> int:
-    """The side of the draft: the one that was named, else that of the output matrix."""
+    """The side of the draft: the configured one, else that of the output matrix."""
     if device.n_ranks > 1:
         return 0
     if config.draft_device is None:
@@ -217,10 +217,10 @@ def draft_side(device: Device, config: EngineConfig) -> int:
 
 
 def shares(device: Device, config: EngineConfig) -> list[float]:
-    """What each side was asked to take of the layers; all alike where nothing was asked for, 0 for those that take none.
+    """Each side's configured share of the layers; equal shares by default, 0 for sides without layers.
 
     Raises:
-        ConfigError: For parts that are too many or all 0.
+        ConfigError: There are too many shares, or all are 0.
     """
     n = sum(side.has_layers for side in device.sides)
     if n == 1:
@@ -237,17 +237,17 @@ def shares(device: Device, config: EngineConfig) -> list[float]:
 def place_layers(
     device: Device, config: EngineConfig, layers: Sequence[int], taken: Mapping[int, int], free: Sequence[int]
 ) -> Placement:
-    """Share the layers out among the sides: by `tensor_split`, else by what is free.
+    """Distribute the layers over the sides: by `tensor_split`, else by free memory.
 
     Args:
-        layers: Bytes of each layer with what it keeps of sequences.
-        taken: Bytes of all else, by side.
+        layers: Bytes of each layer with its state.
+        taken: Bytes of everything else, by side.
         free: Bytes by side.
     """
     draft, asked = draft_side(device, config), shares(device, config)
     if len(asked) == 1:
         return Placement((), draft)
-    sizes = [1.0] * len(layers)  # as llama.cpp shares them out
+    sizes = [1.0] * len(layers)  # as llama.cpp distributes them
     if not config.tensor_split:
         left = [float(max(free[side] - taken.get(side, 0), 0)) for side in range(len(asked))]
         asked, sizes = left if any(left) else asked, [float(max(size, 1)) for size in layers]

@@ -1,7 +1,7 @@
 """Prompt scorer on a device: a second small model beside the target, which scores the tokens of a prompt.
 
-A prompt is one sequence that is prefilled in chunks, with rows of its own; there is room for one. Scratch memory is shared with
-the target's graphs.
+A prompt is one sequence, prefilled in chunks, in cache rows of the scorer's own, which hold one prompt at a time. Scratch memory
+is shared with the target's graphs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
 from .passes import TargetPasses
 
-LONGEST = 131_072  # tokens of a prompt that is scored
-USUAL = ModelName("Qwen3.5", "0.8B")  # what is looked for beside a target
+LONGEST = 131_072  # tokens of a scored prompt
+USUAL = ModelName("Qwen3.5", "0.8B")  # file names looked for in the target's folder
 _ADVICE = "score prompts by words (--prompt-scorer lexical), or lower the context (-c)"
 _NAMES = {"target K/V": "scorer K/V", "recurrent state": "scorer state"}
 
@@ -52,16 +52,16 @@ def scorer_beside(model: Path) -> Path | None:
 
 
 class ScorerSource:
-    """An open scorer file, and the memory that it will take.
+    """An open scorer file and its memory needs.
 
     Args:
-        keep: The least share of a prompt that is prefilled; so much longer than the context a prompt may be.
+        keep: Smallest share of a prompt to prefill; a prompt may be 1 / keep times as long as the context.
 
     Attributes:
         tokenizer: None where its ids are the target's.
 
     Raises:
-        ModelFileError: A file that is damaged, or no such model.
+        ModelFileError: The file is damaged, or is no such model.
     """
 
     def __init__(self, path: Path, keep: float, target_tokens: Items[str]) -> None:
@@ -78,17 +78,17 @@ class ScorerSource:
         return what if self.tokenizer is None else f"{what}, with a vocabulary of its own"
 
     def weights(self, device: Device) -> Weights:
-        """Its weights, declared on a device; the same ones until they are closed."""
+        """The weights, declared on a device; the same object until closed."""
         if self._weights is None:
             self._weights = Weights(device, self.model.sources(self.file))
         return self._weights
 
     def rows(self, target_rows: int) -> int:
-        """Tokens of the longest prompt beside so many cache rows of the target's."""
+        """Tokens of the longest prompt, by the target's cache rows."""
         return padded(min(math.ceil(target_rows / self._keep), LONGEST) + QUESTION, 256)
 
     def parts(self, device: Device, n_batch: int) -> list[Part]:
-        """What a `Scorer` takes, by cache rows of the target's, for the memory plan."""
+        """Memory parts of a `Scorer`, by the target's cache rows, for the memory plan."""
         spec, types, unit = self.model.trunk.state_spec(), kv_types(device), device.alignment
         found = [Part("scorer weights", partial(_same, self.weights(device).wanted), _ADVICE)]
         for part in state_parts(spec, unit, types, 0, 0, 1, n_batch):
@@ -103,7 +103,7 @@ class ScorerSource:
         return [*found, Part("scorer keys", keys, _ADVICE)]
 
     def scratch_bytes(self, n_batch: int, target_rows: int) -> int:
-        """About the scratch memory that its passes take."""
+        """Estimated scratch memory of its passes."""
         return self.model.scratch_bytes(n_batch, self.rows(target_rows))
 
     def start(
@@ -114,7 +114,7 @@ class ScorerSource:
         batches: BatchSizes,
         progress: Progress | None,
     ) -> Scorer:
-        """Bring the weights to the device.
+        """Upload the weights.
 
         Args:
             device: The first of the devices.
@@ -130,14 +130,14 @@ class ScorerSource:
         return Scorer(self, device, weights, workspace, self.rows(target_rows), batches)
 
     def close(self) -> None:
-        """Forget what was declared."""
+        """Drop the declared weights."""
         if self._weights is not None:
             self._weights.close()
             self._weights = None
 
 
 def kv_types(device: Device) -> KvType:
-    """Types of a scorer's caches and keys: what the device is fastest with."""
+    """Types of a scorer's caches and keys: the device's fastest."""
     kind = F16 if device.is_gpu else F32
     return KvType(kind, kind)
 
@@ -151,10 +151,10 @@ def _beside(nbytes: Callable[[int], int], own: Callable[[int], int], rows: int) 
 
 
 class Scorer:
-    """Scores one prompt at a time: `begin`, `advance` until nothing is left, `masses`. For the thread that has the engine.
+    """Scores one prompt at a time: `begin`, `advance` until nothing remains, `masses`. For the engine's thread only.
 
     Attributes:
-        name: What its selections are remembered by.
+        name: Key under which its selections are remembered.
         limit: Tokens of the longest prompt, the window included.
         tokenizer: Its own, None where its ids are the target's.
     """
@@ -191,16 +191,18 @@ class Scorer:
         self._model.append(g, self._weights, self._memory, x, positions)
 
     def begin(self, ids: Items[int], window: int) -> int:
-        """Score these tokens from now on, by the queries of the last `window`.
+        """Begin to score these tokens, by the queries of the last `window`.
 
         Returns:
-            How many of them are known from the prompt before.
+            How many of them are known from the previous prompt.
 
         Raises:
-            ConfigError: More tokens than there is room for, or no window.
+            ConfigError: There are more tokens than `limit`, or no window.
         """
         if not 0 < window <= min(QUESTION, len(ids) - 1) or len(ids) > self.limit:
-            raise ConfigError(f"prompt scorer: {len(ids)} tokens, {window} of them asking, of {self.limit}")
+            raise ConfigError(
+                f"prompt scorer: {len(ids)} tokens with a window of {window}, at most {self.limit}"
+            )
         held = self._sequence.tokens
         if not self._is_sound or len(held) > len(ids) - window or held != list(ids[: len(held)]):
             self.passes.state.reset()
@@ -210,7 +212,7 @@ class Scorer:
         return len(held)
 
     def advance(self, most: int | None = None) -> int:
-        """Run the next chunk of the prompt, of at most so many tokens; how many are left."""
+        """Run the next chunk of at most `most` tokens; returns how many remain."""
         at = self._sequence.n_tokens
         left = len(self._ids) - at
         n = self._batches.next(left)
@@ -226,7 +228,7 @@ class Scorer:
     def masses(self) -> NDArray[np.float32]:
         """How much of the window's attention each token before it gets, float32 [tokens - window]; sums to 1.
 
-        Not finite where the model overflows; what it kept of the prompt is forgotten then.
+        Not finite if the model overflows; its state of the prompt is reset then.
         """
         window = self._window
         graph = self._model.masses(self._device, self._weights, self._memory, self._memory.first, window)
@@ -250,7 +252,7 @@ class Scorer:
         return found | {"scorer keys": sum(store.nbytes for store in self._stores)}
 
     def close(self) -> None:
-        """Free its memory, but for what it shares."""
+        """Free its own memory; the shared scratch memory stays."""
         self.passes.close()
         for store in self._stores:
             store.close()

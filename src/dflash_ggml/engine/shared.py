@@ -34,7 +34,7 @@ class Shared(Protocol):
     in_pass: bool
 
     def alive(self) -> None:
-        """Refuse a call once the engine is closed.
+        """Raise once the engine is closed.
 
         Raises:
             DeviceError: The engine is closed.
@@ -46,11 +46,11 @@ class Shared(Protocol):
         ...
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
-        """What a step that verifies `nodes` drafted nodes is expected to take; None if nothing is known."""
+        """Expected milliseconds of a step that verifies `nodes` drafted nodes; None if unknown."""
         ...
 
     def gather(self, n: int, rows: range | None) -> bool:
-        """Move slots so that a lent range can have n rows, or n more can be lent (None); False where there are not as many."""
+        """Move slots so that a lent range can have n rows, or n more can be lent (None); False if there are too few rows."""
         ...
 
     def closed(self, state_index: int) -> None:

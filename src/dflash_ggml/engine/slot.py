@@ -38,9 +38,9 @@ class Options(TypedDict, total=False):
 
     Attributes:
         max_tokens: The most tokens that are emitted (None: until the context is full).
-        mode, budget: How it drafts (None: as the engine is configured).
+        mode, budget: Speculation settings (None: the engine's).
         stop: Whether a token ends the generation (None: an end-of-generation token does).
-        keep_rows: Steps hand logits out.
+        keep_rows: Steps carry the target's logits.
     """
 
     max_tokens: int | None
@@ -51,26 +51,26 @@ class Options(TypedDict, total=False):
 
 
 class Slot:
-    """A sequence on an engine: prefill it, go back to snapshots of it, and decode it, alone by `generate` or batched by
+    """A sequence on an engine: prefill it, restore snapshots of it, and decode it, alone by `generate` or batched by
     `Engine.step`.
 
-    One call at a time: a call that would change the sequence while another runs, or while `generate` is suspended, is refused by
-    name, from whatever thread it comes. Calls on other slots of the engine wait for the pass that is under way.
+    One call at a time: a call that would change the sequence while another runs, or while `generate` is suspended, raises an
+    error that names the other, from any thread. Calls on other slots of the engine wait for the current pass.
 
     Args:
         rows: Lent by the engine.
-        lookup: Prompt lookup in this slot's sequences.
+        lookup: Prompt lookup for this slot's sequences.
     """
 
     def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: PromptLookup | None) -> None:
         self.engine, self.sequence, self.lookup = engine, sequence, lookup
         self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.gather)
         self.n_ctx, self.n_vocab, self.tokenizer = engine.n_ctx, engine.n_vocab, engine.tokenizer
-        self._claim = Claim()  # who may change the sequence now
+        self._claim = Claim()  # exclusive access to the sequence
 
     @property
     def state_index(self) -> int:
-        """Which of the engine's recurrent states it has."""
+        """Index of its recurrent state in the engine."""
         return self.sequence.state_index
 
     @property
@@ -90,12 +90,12 @@ class Slot:
 
     @property
     def pending(self) -> int | None:
-        """The token that was emitted last and is not committed."""
+        """The token emitted last, not yet committed."""
         return self.sequence.pending
 
     @property
     def logits(self) -> np.ndarray:
-        """Logits float32 [n_vocab] after the last committed token; there after `prefill` only."""
+        """Logits float32 [n_vocab] after the last committed token; only available after `prefill`."""
         if self.sequence.logits is None:
             raise ConfigError("no logits: call prefill first")
         return self.sequence.logits
@@ -119,7 +119,7 @@ class Slot:
         sequence.inconsistent, self.kv.kept = False, kept
 
     def grow(self, n: int) -> bool:
-        """Have cache rows for n tokens, which may move them; False where not as many are left in one piece."""
+        """Extend the cache rows to n tokens, moving them if needed; False if no contiguous range is large enough."""
         with self._claim.by("grow"), self.engine.passing:
             self._there()
             return self.kv.grow(n)
@@ -144,16 +144,16 @@ class Slot:
         take_row: Callable[[np.ndarray], None] | None = None,
         beside: Callable[[Verify], None] | None = None,
     ) -> None:
-        """Append `ids` to the committed tokens, a batch at a time (see `batches`).
+        """Append `ids` to the committed tokens, one batch at a time (see `batches`).
 
         Args:
-            ids: Tokens behind those that are committed.
-            progress: Called with tokens done and in all, after each batch.
-            should_stop: Asked between two batches; once it is true the call returns early, and `tokens` tells how far it came.
-            take_row: Gets the logits float32 [n_vocab] after every token; all of a batch are on the device at once, so give
-                few ids.
-            beside: Where the engine takes it, gets what runs the one batch of all ids and gives it to `Engine.step`: other
-                sequences are stepped in the same pass.
+            ids: Tokens after the committed ones.
+            progress: Called with tokens done and in total, after each batch.
+            should_stop: Called between batches; when it returns true the call returns early, and `tokens` shows the progress.
+            take_row: Called with the logits float32 [n_vocab] after every token; a batch's logits are on the device at once,
+            so pass few ids.
+            beside: Called with a function that runs all ids as one batch, for `Engine.step`, which steps other sequences in
+            the same pass; see `Engine.takes_beside`.
 
         Raises:
             ContextOverflowError: The ids do not fit; nothing was run.
@@ -193,12 +193,12 @@ class Slot:
                 progress(done, len(ids))
 
     def _prefill_with(self, batch: Callable[..., Graph], beside: Callable[[Verify], None]) -> None:
-        """Run a batch in the pass of other sequences, or alone where none came to it. One with NaN logits runs once more, alone:
-        a column of another sequence may have contaminated it."""
+        """Run a batch in the pass of other sequences, or alone if none joined. A batch with NaN logits runs once more, alone: a
+        column of another sequence may have contaminated it."""
         before = self.n_tokens
         beside(lambda *forest: batch(forest=forest))
         if self.n_tokens == before:
-            self._usable()  # no pass was broken off
+            self._usable()  # no pass was interrupted
             batch()
         elif self.sequence.inconsistent:
             tokens = self.tokens
@@ -212,7 +212,7 @@ class Slot:
         take_row: Callable[[np.ndarray], None] | None,
         forest: tuple[Any, ...] = (),
     ) -> Graph:
-        """forest: what `TargetPasses.verify` takes of sequences in the same pass. Raises NonFiniteError where there are none."""
+        """forest: arguments of `TargetPasses.verify` for sequences in the same pass. Raises NonFiniteError if there are none."""
         sequence, append = self.sequence, self.engine.drafter.append if self.engine.drafter else None
         passes, n = self.engine.passes, len(ids)
         passes.bucket(sequence.rows(n).stop)
@@ -228,7 +228,7 @@ class Slot:
             self.engine.drafter.prefilled(sequence, n, append is not None)
         sequence.tokens.extend(ids)
         sequence.inconsistent = False
-        self.engine.device.synchronize()  # a GPU would be batches behind, with progress that is none
+        self.engine.device.synchronize()  # a GPU would lag batches behind the reported progress
         if not forest:
             self.engine.batches.took(n, time.perf_counter() - began)
         last = n - 1 if take_row else forest[0].width if forest else 0
@@ -249,7 +249,7 @@ class Slot:
         if self.engine.drafter and self.sequence.unseen:
             self.engine.drafter.take_in([self.sequence])
 
-    # ---- beside the sequence
+    # ---- passes outside the sequence
 
     def hidden_states(
         self,
@@ -257,9 +257,9 @@ class Slot:
         take: Callable[[np.ndarray], None],
         should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Give `take` the target's hidden states after the output norm for a text of its own, float32 [tokens, n_embd] a batch.
+        """Compute hidden states (after the output norm) of unrelated tokens; `take` gets each batch's, float32 [tokens, n_embd].
 
-        The sequence, its snapshots and the draft stay as they are. It ends early when `should_stop` is true between batches.
+        The sequence, its snapshots and the draft stay unchanged. Ends early when `should_stop` is true between batches.
 
         Raises:
             ContextOverflowError, NonFiniteError: As `prefill` does.
@@ -280,10 +280,10 @@ class Slot:
     def _aside(
         self, ids: Items[int], take: Callable[[np.ndarray], None], should_stop: Callable[[], bool] | None
     ) -> None:
-        """Run ids in cache rows behind all that are held; of those, rows are copied away only where room is short.
+        """Run ids in free cache rows after the sequence's own; those are copied away only if too few are free.
 
-        Attention also reads what else lies in the first and the last tile of rows: they begin where a range of rows can, and
-        hold zeros before and after.
+        Attention also reads the rest of the first and the last tile of rows: the rows begin on a range boundary, with zeros
+        before and after.
         """
         state, sequence, kv, n = self.engine.passes.state, self.sequence, self.kv, len(ids)
         held = sequence.first_row + max(len(kv.kept), sequence.n_tokens)
@@ -330,7 +330,7 @@ class Slot:
             kv.writes(written)
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Run passes; closing the engine waits for them."""
+        """Context for passes; closing the engine waits for them."""
         with self.engine.passing:
             self._usable()
             before, self.engine.in_pass = self.engine.in_pass, True
@@ -342,9 +342,9 @@ class Slot:
     # ---- snapshots
 
     def snapshot(self, with_rows: bool = True) -> Snapshot:
-        """A copy of the committed state, for `restore`; the pending token is not part of it.
+        """A copy of the committed state, without the pending token, for `restore`.
 
-        Without its K/V rows a snapshot is small and good for as long as the cache still holds the same tokens' rows.
+        Without its K/V rows a snapshot is small, and valid while the cache still holds the same tokens' rows.
         """
         with self._claim.by("snapshot"), self.engine.passing:
             self._usable()
@@ -366,18 +366,18 @@ class Slot:
             )
 
     def can_restore(self, snapshot: Snapshot) -> bool:
-        """Whether `restore` would work: rows are in the snapshot, or still in the cache."""
+        """Whether `restore` would work: the rows are in the snapshot or still in the cache."""
         held = self.kv.kept or self.sequence.tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
 
     def completed(self, snapshot: Snapshot, known: Items[RowBlock] = ()) -> Snapshot:
-        """A snapshot with its K/V rows, so that it is good anywhere.
+        """The snapshot completed with its K/V rows, so that any slot can restore it.
 
         Args:
-            known: The K/V rows of its first tokens, where they are in host memory already.
+            known: The K/V rows of its first tokens that are in host memory already.
 
         Raises:
-            ConfigError: The others are no longer on the device.
+            ConfigError: The other rows are no longer on the device.
         """
         with self.engine.passing:
             self._there()
@@ -423,16 +423,16 @@ class Slot:
     ) -> Generator[Step, None, None]:
         """Decode from `logits` until a token ends the generation, `max_tokens` are emitted or the context is full.
 
-        However it ends, also by closing the generator, `tokens` then holds the prompt and all emitted tokens but the last, which
-        is `pending`. Until it has ended or been closed, other calls that would change the state are refused.
+        Afterwards, also if the generator is closed, `tokens` holds the prompt and all emitted tokens but the last, which is
+        `pending`. Until then other calls that would change the state raise an error.
 
         Args:
             sampler: Draws the tokens.
-            should_stop: Asked between steps; true cancels the generation.
+            should_stop: Called between steps; true cancels the generation.
             options: See `Options`.
 
         Yields:
-            The steps, each with the tokens that it emitted.
+            The steps, each with the tokens it emitted.
 
         Raises:
             ConfigError: An option does not fit.
@@ -452,10 +452,10 @@ class Slot:
                 (step,) = self.engine.step([sequence])
 
     def begin(self, sampler: Sampler, *, forced: Items[int] = (), **options: Unpack[Options]) -> Sequence:
-        """Begin a generation as `generate` has it, for `first` and `Engine.step`.
+        """Begin a generation as `generate` does, for `first` and `Engine.step`.
 
         Args:
-            forced: Tokens that it begins with.
+            forced: Its first tokens.
         """
         with self._claim.by("begin"):
             sequence = self._begin(sampler, **options)
@@ -463,12 +463,12 @@ class Slot:
             return sequence
 
     def first(self) -> Step:
-        """The first token of a generation that was begun, which the prompt's own pass gave."""
+        """The first token of a generation, drawn from the prefill logits."""
         with self._claim.by("first"):
             return self._guarded(partial(self.engine.stepper.first, self.sequence))
 
     def resume(self, sequence: Sequence) -> None:
-        """Go on here with a preempted sequence, once a snapshot of it is restored.
+        """Continue a preempted sequence here, once a snapshot of it is restored.
 
         Raises:
             ConfigError: The slot holds other tokens than the sequence.
@@ -494,7 +494,7 @@ class Slot:
         stop: Callable[[int], bool] | None = None,
         keep_rows: bool = False,
     ) -> Sequence:
-        """Check the options of a generation, and note them in the sequence."""
+        """Check a generation's options and set them on the sequence."""
         self._usable()
         _ = self.logits
         config, sequence, drafter = self.engine.config, self.sequence, self.engine.drafter
@@ -527,17 +527,17 @@ class Slot:
     # ---- for the engine
 
     def prepare(self) -> None:
-        """Have cache rows for a step.
+        """Ensure cache rows for a step.
 
         Raises:
-            NoRoomError: There are not as many.
-            DeviceError: A pass was broken off.
+            NoRoomError: There are too few.
+            DeviceError: A pass was interrupted.
         """
         self._usable()
         self.kv.need(self.n_tokens + 1)
 
     def recompute(self) -> Exception | None:
-        """Prefill all but the last token again and make that one pending; the error that kept it from that."""
+        """Prefill all but the last token again and make that one pending; returns the error if that failed."""
         sequence = self.sequence
         *tokens, pending = sequence.tokens
         kept = sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes
@@ -556,7 +556,7 @@ class Slot:
         return None
 
     def _there(self) -> None:
-        """Raises DeviceError where this slot or its engine is closed."""
+        """Raises DeviceError if this slot or its engine is closed."""
         self.engine.alive()
         if self.kv.lent is None:
             raise DeviceError("this slot is closed")
@@ -569,7 +569,7 @@ class Slot:
             )
 
     def close(self) -> None:
-        """Give the slot back. A sequence that was preempted keeps what `resume` needs."""
+        """Give the slot back. A preempted sequence keeps what `resume` needs."""
         with self._claim.by("close"), self.engine.passing:
             if self.kv.lent is not None:
                 try:
@@ -581,6 +581,6 @@ class Slot:
 
     def forget(self) -> None:
         """Forget the tokens that prompt lookup proposes from, so that a measurement does not look up its previous output."""
-        with self.engine.passing:  # a step of any slot may be looking in them
+        with self.engine.passing:  # a step of any slot may be searching them
             if self.lookup:
                 self.lookup.forget()

@@ -1,7 +1,7 @@
 """One step of decoding for one or many sequences: plan, propose, build trees, verify, accept, commit.
 
-The state between steps is the sequences': committed tokens, and one pending token each that was emitted but has not been through
-the target. A tree that is its root alone is plain decoding: the pass that verifies it commits it.
+Between steps each sequence has committed tokens and one pending token, emitted but not yet run through the target. A tree of its
+root alone is plain decoding: the pass that verifies it commits it.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ log = logging.getLogger("dflash_ggml")
 
 @dataclass(slots=True)
 class Step:
-    """What one target pass gave a sequence.
+    """Result of one target pass for a sequence.
 
     Attributes:
         tokens: New token ids, at least one.
-        mode: How they were found; "prefill" for the first token of a generation, from the prefill logits.
+        mode: Mode of the step; "prefill" for the first token of a generation, from the prefill logits.
         tree, path: The verified tree and its accepted nodes, root first.
         n_draft, n_accepted: Drafted nodes that were verified and accepted.
-        rows: The target's logits of each emitted token, when asked for.
-        finish: Why the generation ended, on the last step.
-        sources: Drafted nodes by source; one that two sources offer counts for both.
+        rows: The target's logits of each emitted token, if requested.
+        finish: Finish reason, on the last step.
+        sources: Drafted nodes by source; a node of two sources counts for both.
     """
 
     tokens: tuple[int, ...]
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """Nodes that a source offered to the target in a step, and those of them that were accepted."""
+    """Nodes that a source proposed in a step, and how many of them were accepted."""
 
     name: str
     drafted: int
@@ -81,7 +81,7 @@ class Stepper:
         self._warned = False
 
     def first(self, sequence: Sequence) -> Step:
-        """The first token of a generation, from the logits that the prompt's own pass gave."""
+        """The first token of a generation, from the prefill logits."""
         clock, logits = Clock(self.passes.graphs), sequence.logits
         assert logits is not None, "a generation begins where a prefill left logits"
         token = sequence.pending = sequence.sample(logits)
@@ -103,13 +103,13 @@ class Stepper:
         """Step each sequence once, all in one pass of the target.
 
         Args:
-            idle: Sequences of other slots, whose features may have to be taken in before their columns are needed.
-            plain: Bypass the policy: draft nothing, and let it learn nothing.
-            beside: Runs the pass, a prompt's batch with it; only where nothing is drafted.
+            idle: Sequences of other slots, whose waiting features may have to be taken in to free their columns.
+            plain: Bypass the policy: draft nothing and record nothing.
+            beside: Runs the pass together with a prefill batch; only if nothing is drafted.
 
         Returns:
-            Per sequence its step or its exception. A sequence that failed is unchanged or, without a pending token, one
-            token further.
+            Per sequence its step or its exception. A failed sequence is unchanged or, without a pending token, one token
+            further.
         """
         clock = Clock(self.passes.graphs)
         plans = [PLAIN] * len(sequences) if plain else self.policy.plan(sequences)
@@ -125,11 +125,11 @@ class Stepper:
         clock.lap("tree")
 
         for sequence, width in zip(sequences, forest.widths):
-            sequence.inconsistent = width == 1  # until the pass that commits it has completed
+            sequence.inconsistent = width == 1  # inconsistent until the pass that commits it has completed
         graph = (beside or self.passes.verify)(forest, watches, columns)
         if not plain and self.passes.device.is_gpu:
-            self.policy.think()  # while the GPU is at the pass
-        elif not plain:  # the pass is over by now, and thinking is none of its time
+            self.policy.think()  # while the GPU runs the pass
+        elif not plain:  # the pass is over: the policy's work is not part of its time
             clock.lap("verify")
             self.policy.think()
             clock.lap("tree")
@@ -154,13 +154,13 @@ class Stepper:
         ]
         for sequence, plan in zip(sequences, plans):
             if plan is not PLAIN and sequence.finish is None and sequence.pending is not None:
-                self._look_up(sequence)  # while a GPU is at the commit; the next tree finds it done
+                self._look_up(sequence)  # while a GPU runs the commit, before the next tree
         return steps
 
     # ---- before the pass
 
     def _trees(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Tree]:
-        """The candidate tree of each sequence before `Policy.cut`: its root alone where nothing is proposed."""
+        """The candidate tree of each sequence before `Policy.cut`: the root alone if nothing is proposed."""
         if all(plan is PLAIN for plan in plans):
             return [root_only(s.pending) for s in sequences]  # type: ignore[arg-type]
         trees = []
@@ -178,7 +178,7 @@ class Stepper:
         return trees
 
     def _draft(self, sequences: Items[Sequence], plans: Items[Plan], clock: Clock) -> list[Candidates | None]:
-        """The draft's candidates by sequence, None where it was not asked."""
+        """The draft's candidates by sequence, None for sequences that do not draft."""
         found: list[Candidates | None] = [None] * len(sequences)
         asked = [
             i
@@ -200,11 +200,11 @@ class Stepper:
         return found
 
     def _look_up(self, sequence: Sequence):
-        """What prompt lookup proposes; None for nothing."""
+        """Prompt lookup's candidates; None without a match."""
         return None if sequence.lookup is None else sequence.lookup.look_up(sequence)
 
     def _give_up_drafting(self, sequence: Sequence) -> None:
-        """The draft gave NaN: warn once, and decode the sequence without it until it is reset."""
+        """The draft produced NaN: warn once, and decode the sequence without it until it is reset."""
         sequence.undraftable, sequence.draft_nonfinite, sequence.unseen = True, True, ()
         if not self._warned:
             log.warning(
@@ -213,7 +213,7 @@ class Stepper:
         self._warned = True
 
     def _columns(self, forest: Forest, idle: Items[Sequence], clock: Clock) -> Items[int]:
-        """Free columns of the features, one per column of the pass; where too few are free, waiting features are taken in."""
+        """Free feature columns, one per column of the pass; if too few are free, waiting features are taken in."""
         if self.drafter is None or not self.drafter.taps:
             return ()
         features, members = self.passes.state.features, [*forest.sequences, *idle]
@@ -229,7 +229,7 @@ class Stepper:
         return range(forest.width) if fixed else features.free(taken, forest.width)
 
     def _watch(self, sequence: Sequence, nodes: NDArray[np.int32]) -> Watch | None:
-        """How the pass is to reduce the logits of these nodes; None if full logits are needed, or the pass cannot reduce."""
+        """How to reduce the logits of these nodes; None if full logits are needed, or the pass cannot reduce."""
         if sequence.keep_logits or not self.passes.reduces:
             return None
         assert sequence.sampler is not None
@@ -238,7 +238,7 @@ class Stepper:
     # ---- after the pass
 
     def _commit(self, forest: Forest, accepted: Items[Accepted | None], columns: Items[int]) -> None:
-        """Take in the accepted paths. The pass itself has committed trees of one column."""
+        """Commit the accepted paths; the pass itself has committed trees of one column."""
         paths: list[tuple[int, ...]] = []
         for (sequence, tree, block), what in zip(forest.blocks, accepted):
             paths.append(() if what is None or tree.width == 1 else what.path)
@@ -258,7 +258,7 @@ class Stepper:
     def _keep_features(
         sequence: Sequence, waiting: tuple[int, ...], path: tuple[int, ...], block: slice, columns: Items[int]
     ) -> None:
-        """Note where the features of a path lie, behind those that wait already."""
+        """Append the feature columns of a path to the waiting ones."""
         keeps = columns and not sequence.undraftable
         sequence.unseen = (*waiting, *[columns[block.start + node] for node in path]) if keeps else ()
 
@@ -282,7 +282,7 @@ class Stepper:
         return step
 
     def _uses(self, tree: Tree, accepted: Accepted) -> tuple[SourceUse, ...]:
-        """Which sources offered the nodes of a tree, and how many of them were accepted."""
+        """How many nodes of a tree each source proposed, and how many of them were accepted."""
         draft = self.drafter.name if self.drafter else ""
         if tree.sources is None:
             return (SourceUse(draft, tree.n_nodes, accepted.n_accepted),)

@@ -17,9 +17,9 @@ class BreakEven:
         nodes: Drafted nodes that it verifies.
         columns: Of its verify pass.
         block: Columns of its draft.
-        ms: What it takes.
-        length: Tokens that it must give to be as fast as plain decoding.
-        reach: The most that it can give.
+        ms: Expected milliseconds.
+        length: Tokens that it must emit to be as fast as plain decoding.
+        reach: The most tokens that it can emit.
     """
 
     nodes: int
@@ -31,16 +31,15 @@ class BreakEven:
 
     @property
     def can_pay(self) -> bool:
-        """Whether it is faster than plain decoding if all that one path can hold is accepted."""
+        """Whether it beats plain decoding if a whole path is accepted."""
         return self.length < self.reach
 
 
 def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[BreakEven]:
-    """By step end up to `budget`, behind `context` tokens; none before plain, draft and verify passes were measured.
+    """Break-even lengths by step end up to `budget`, at `context` tokens; none before plain, draft and verify were measured.
 
     Args:
-        depth: The longest path of the draft. Of its blocks that one counts which leaves a step the most room to pay
-            in.
+        depth: The longest path of the draft. Of its block sizes the one with the largest margin counts.
     """
     plain = costs.of("plain", 1, context)
     if plain is None or len(costs.curve("verify", context)) < 2 or not costs.curve("draft", context):
@@ -58,7 +57,7 @@ def break_even(costs: Costs, budget: int, depth: int, context: int) -> list[Brea
 
 
 def where_it_pays(found: list[BreakEven]) -> str:
-    """One clause on where drafting begins to pay, for people; empty for nothing."""
+    """A clause for messages that says from where on drafting pays; empty if there is nothing to say."""
     if not found:
         return ""
     roomy = min(found, key=_room_taken)

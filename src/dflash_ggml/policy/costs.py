@@ -1,10 +1,10 @@
 """Costs of passes on this machine: measured at load time, then learned while decoding.
 
-One table: a moving median by (pass, columns, sequences) and octave of the context. A cell that was not measured follows
-from those that were: matmuls run over all columns, so a pass over S sequences costs what one of as many columns
-costs, plus what S sequences add, which is learned by S. All costs share a pace: a machine that throttles slows every pass
-at once, also those that have not run since. It moves only where passes of several kinds agree, so that one wrong
-measurement moves nothing else.
+One table: a moving median by (pass, columns, sequences) and octave of the context. An unmeasured cell is derived from
+measured ones: matmuls run over all columns, so a pass over S sequences costs as much as one sequence with as many
+columns, plus an amount learned by S. All costs share a pace: a throttled machine slows every pass at once, also those
+that have not run since. The pace moves only where passes of several kinds agree, so that one wrong measurement moves
+nothing else.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..decode.tree import verify_width
 Pass = Literal["plain", "verify", "draft", "append", "commit", "host", "after"]
 
 WINDOW = 15  # measurements of a median: a machine that slows down is noticed within ten steps
-SURE = 5  # measurements of a pass that its part in the pace needs
-RECENT = 20  # measurements after which a pass has no part in the pace
-APART = 1.5  # ratio of two contexts that a slope needs; between nearer ones it is noise
-NOTED = 64  # measurements that wait to be taken in
-LEAST = 1e-6  # milliseconds; a coarse clock may say 0
+SURE = 5  # measurements of a pass before it counts for the pace
+RECENT = 20  # measurements after which a pass no longer counts for the pace
+APART = 1.5  # minimum ratio of two contexts for a slope; between nearer ones it is noise
+NOTED = 64  # most pending measurements
+LEAST = 1e-6  # milliseconds; a coarse clock may report 0
 
 
 class Point(NamedTuple):
-    """One measurement of one sequence: wall milliseconds of a pass of `width` columns behind `context` tokens."""
+    """One measurement of one sequence: wall milliseconds of a pass of `width` columns at `context` tokens."""
 
     kind: Pass
     width: int
@@ -64,27 +64,27 @@ Curve = list[tuple[int, float]]
 class Costs:
     """Wall milliseconds of passes.
 
-    plain: a step of one column per sequence. verify, draft, commit: passes of a drafted step. append: what the draft model
-    takes to read committed tokens when it does not propose. host: the rest of a drafted step. after: what a plain step
-    takes more behind a wide one, since a CPU's caches hold other things then.
+    plain: a step of one column per sequence. verify, draft, commit: passes of a drafted step. append: the draft model's pass
+    over committed tokens when it does not propose. host: the rest of a drafted step. after: additional time of a plain step
+    right after a drafted one, when a CPU's caches hold other weights.
     """
 
     def __init__(self) -> None:
         self._cells: dict[Key, dict[int, _Cell]] = {}  # by octave of the context
-        self._extra: dict[tuple[Pass, int], _Cell] = {}  # what so many sequences add to a pass
+        self._extra: dict[tuple[Pass, int], _Cell] = {}  # additional time of a pass by sequences
         self._wide: dict[tuple[Pass, int], _Cell] = {}  # passes with more columns than one sequence ever has
         # when a pass last ran, and its times over its usual ones
         self._slowdowns: dict[Pass, tuple[int, _Cell]] = {}
         self._pace, self._n = 1.0, 0
         self._noted = deque[tuple[Pass, float, int, int, int]](maxlen=NOTED)
-        # at pace 1, as of the last time that measurements were taken in
+        # at pace 1, as of the last `catch_up`
         self._curves: dict[tuple[Pass, int], Curve] = {}
         self._slopes: dict[Key, float] = {}  # likewise
 
     # ---- what is measured
 
     def measured(self, kind: Pass, ms: float, columns: int = 1, context: int = 0, sequences: int = 1) -> None:
-        """Note a measurement, which is taken in when a cost is asked for, or by `catch_up` while a device is busy.
+        """Record a measurement; it takes effect at the next lookup, or in `catch_up` while a device is busy.
 
         Args:
             columns: Of all sequences.
@@ -93,7 +93,7 @@ class Costs:
         self._noted.append((kind, max(ms, LEAST), columns, context, sequences))
 
     def catch_up(self) -> None:
-        """Take in what was measured."""
+        """Process the recorded measurements."""
         if not self._noted:
             return
         for measurement in self._noted:
@@ -103,7 +103,7 @@ class Costs:
         self._slopes.clear()
 
     def learn(self, points: Iterable[Point]) -> None:
-        """Take in measurements of another time as what is usual: they outweigh the first few of this time."""
+        """Process measurements of an earlier run as usual values: they outweigh the first few of this run."""
         for kind, width, context, ms in points:
             for _ in range(SURE + 1):
                 self._take((kind, width, 1), ms, context)
@@ -111,7 +111,7 @@ class Costs:
         self._slopes.clear()
 
     def points(self) -> list[Point]:
-        """The medians of one sequence, as `learn` takes them."""
+        """The medians for one sequence, in the form that `learn` accepts."""
         self.catch_up()
         order = get_args(Pass).index
         return [
@@ -125,22 +125,22 @@ class Costs:
 
     @property
     def pace(self) -> float:
-        """How many times longer than usual passes take now."""
+        """Current slowdown of all passes, 1 for the usual speed."""
         self.catch_up()
         return self._pace
 
-    # ---- what is asked
+    # ---- lookups
 
     def of(self, kind: Pass, columns: int = 1, context: int = 0, sequences: int = 1) -> float | None:
-        """What a pass costs now by its own measurements; None where there are none at any context."""
+        """Current cost of a pass by its own measurements; None without any."""
         self.catch_up()
         usual = self._at_pace_one((kind, columns, sequences), context)
         return None if usual is None else usual * self._pace
 
     def expected(self, kind: Pass, columns: int = 1, context: int = 0, sequences: int = 1) -> float:
-        """What a pass costs now, derived where it was not measured; 0 where nothing of its kind is known.
+        """Current cost of a pass, derived if it was not measured; 0 if nothing of its kind is known.
 
-        Of what was measured since costs were last caught up with it knows nothing.
+        Measurements since the last `catch_up` do not count.
         """
         usual = None
         if sequences > 1 or kind == "plain":
@@ -151,7 +151,7 @@ class Costs:
         return usual * self._pace
 
     def knows_plain(self, sequences: int) -> bool:
-        """Whether plain steps of so many sequences were measured, or of fewer and of more, at most twice as many."""
+        """Whether plain steps of so many sequences were measured, or both of fewer and of more (at most twice as many)."""
         self.catch_up()
         if sequences == 1:
             return ("plain", 1, 1) in self._cells
@@ -165,7 +165,7 @@ class Costs:
         return [(columns, ms * self._pace) for columns, ms in self._curve(kind, context)]
 
     def verified(self, nodes: Iterable[int], context: int = 0, sequences: int = 1) -> dict[int, float]:
-        """What steps cost beside their drafts that verify so many drafted nodes of all sequences, by that number."""
+        """Cost of a step without its drafts, by the number of verified nodes of all sequences."""
         of, found = self.expected, dict[int, float]()
         commit = of("commit", 1, 0, sequences)
         for n in nodes:
@@ -174,7 +174,7 @@ class Costs:
         return found
 
     def drafted(self, nodes: Iterable[int], block: int, context: int = 0) -> dict[int, float]:
-        """What steps of one sequence cost behind a draft of `block` columns; 0: of prompt lookup alone."""
+        """Cost of a step of one sequence with a draft of `block` columns; 0: with prompt lookup alone."""
         self.catch_up()
         draft = self.expected("draft", block, context) if block else self.expected("append", 1, context)
         return {n: draft + ms for n, ms in self.verified(nodes, context).items()}
@@ -196,8 +196,7 @@ class Costs:
         self._take((kind, columns, sequences), ms, context)
 
     def _keep_pace(self, kind: Pass, ms: float, columns: int, context: int) -> None:
-        """Move the pace to what the passes that ran lately have in common: the least of their slowdowns, or of their
-        speedups."""
+        """Move the pace by what recent passes have in common: their smallest slowdown, or their smallest speedup."""
         self._n += 1
         octaves = self._cells.get((kind, columns, 1))
         if not octaves:
@@ -233,14 +232,14 @@ class Costs:
         slope = self._slopes.get(key)
         if slope is None:
             slope = self._slopes[key] = self._slope(key)
-        # behind no tokens a pass takes no less than nothing
+        # never negative at context 0
         return max(nearest.median + min(slope, nearest.median / max(nearest.context, 1)) * further, LEAST)
 
     def _slope(self, key: Key) -> float:
         """Milliseconds per token of context.
 
-        A verify pass that is known at one octave only has that of the target's other passes, on a line over their columns:
-        on a GPU the width hardly counts, on a CPU every column reads the context for itself.
+        A verify pass that is known at one octave only takes the slope of the target's other passes, linear in their columns: on a
+        GPU the width hardly matters, on a CPU every column reads the context.
         """
         kind, columns, sequences = key
         own = _rise(self._cells.get(key, {}))
@@ -257,8 +256,8 @@ class Costs:
         return max(_on_line(known, columns, beyond=True), 0.0)
 
     def _curve(self, kind: Pass, context: int) -> Curve:
-        """`curve` at pace 1. A plain step is the narrowest verify pass. Wider passes bound narrower ones from above: a width
-        that was measured while something else ran may not be shunned for ever."""
+        """`curve` at pace 1. A plain step is the narrowest verify pass. Wider passes bound narrower ones from above, so that a
+        width whose measurement was disturbed is not avoided for ever."""
         if kind == "plain":
             kind = "verify"
         known = self._curves.get((kind, context))
@@ -277,14 +276,14 @@ class Costs:
         return known
 
     def _measured(self, kind: Pass, columns: int, context: int) -> float:
-        """A pass of one sequence, at pace 1; between measured widths on a line, beyond them as the nearest."""
+        """A pass of one sequence, at pace 1: linear between measured widths, constant beyond them."""
         return _on_line(self._curve(kind, context), columns)
 
     def _alone(self, kind: Pass, columns: int, context: int) -> float:
-        """What a pass of one sequence with so many columns would take, at pace 1, also where one never has so many.
+        """A pass of one sequence with so many columns, at pace 1, also beyond the widths that one sequence has.
 
-        Such a pass is no dearer than the line of the two widths before it lets hope: what is hoped for is tried and then
-        known, what is feared never is.
+        Beyond them the line through the last two widths is an upper bound: an optimistic estimate is tried and then measured, a
+        pessimistic one never is.
         """
         curve = self._curve(kind, context)
         if not curve or columns <= curve[-1][0]:
@@ -300,7 +299,7 @@ class Costs:
         return min(hoped, _on_line(curve, columns) if i < len(curve) else inf)
 
     def _added(self, kind: Pass, sequences: int) -> float:
-        """What so many sequences take more than one: on a line between what was measured, beyond that in proportion."""
+        """Additional time of so many sequences over one: linear between measurements, proportional beyond them."""
         if sequences == 1:
             return 0.0
         known = sorted([(n, cell.median) for (k, n), cell in self._extra.items() if k == kind])
@@ -319,7 +318,7 @@ def step_ends(most: int, sequences: int = 1) -> list[int]:
 
 
 def _rise(octaves: dict[int, _Cell]) -> float | None:
-    """Milliseconds per token between the shortest and the longest context; None where they are too near."""
+    """Milliseconds per token between the shortest and the longest context; None if they are too close."""
     if len(octaves) < 2:
         return None
     low, high = octaves[min(octaves)], octaves[max(octaves)]
@@ -329,7 +328,7 @@ def _rise(octaves: dict[int, _Cell]) -> float | None:
 
 
 def _on_line(known: Curve, at: int, beyond: bool = False) -> float:
-    """The value at `at` of a line through points with rising x, 0 without any; beyond them the last, or on the line."""
+    """Piecewise linear value at `at` through points with rising x, 0 without any; beyond them the last value, or the line's."""
     if not known:
         return 0.0
     i = bisect(known, (at,))
@@ -341,7 +340,7 @@ def _on_line(known: Curve, at: int, beyond: bool = False) -> float:
 
 
 def _neighbours(measured: Iterable[int], n: int) -> tuple[int, int]:
-    """The nearest numbers to n that were measured, below and above it, or itself; 0 for none."""
+    """The measured numbers nearest to n, below and above it, or n itself; 0 for none."""
     measured = list(measured)
     fewer = max([m for m in measured if m <= n], default=0)
     return fewer, min([m for m in measured if m >= n], default=0)

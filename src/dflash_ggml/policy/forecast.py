@@ -1,4 +1,4 @@
-"""Forecast of what drafting gains a sequence, before its next draft runs: from the promises of its last trees."""
+"""Forecast of a sequence's gain from its next draft, by the expected gains of its last trees."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence as Items
 import numpy as np
 from numpy.typing import NDArray
 
-LOOK_BACK = 6  # trees that are remembered
+LOOK_BACK = 6  # trees kept
 
 Array = NDArray[np.float64]
 Gains = tuple[Array, Array]  # of nodes, and how often a step has each of them
 
 
 def blocks(depth: int) -> list[int]:
-    """Columns that a draft of `depth` positions may run with: the whole block, half of it, down to four."""
+    """Block sizes of a draft of `depth` positions: the whole block, half of it, down to four columns."""
     found = [depth + 1] if depth else []
     while found and found[-1] >= 8:
         found.append(found[-1] // 2)
@@ -25,19 +25,19 @@ def blocks(depth: int) -> list[int]:
 class Forecast:
     """Expected gains of a sequence's next drafts, by the columns of the draft.
 
-    Trees are kept node by node, largest gain first. Their mean would hide that a step of high acceptance takes the columns
-    that one of low acceptance leaves, which is what a longer draft is for.
+    Trees are kept node by node, largest gain first. A mean would hide that steps of high acceptance use the columns that
+    steps of low acceptance leave, which is where a longer draft helps.
 
     Args:
         depth: Of the draft.
-        others: The mean of all sequences, which learns too.
+        others: Forecast over all sequences, updated as well.
     """
 
     def __init__(self, depth: int, others: Forecast | None = None) -> None:
         self.blocks, self.others = blocks(depth), others
         self.tried = 0  # trees
         self._gains: dict[int, deque[Array]] = {block: deque(maxlen=LOOK_BACK) for block in self.blocks}
-        # a longer draft than was run: the path is thought to go on as it began, until the draft was tried
+        # a longer draft than was run: extrapolate the path until that draft was tried
         self._hoped: dict[int, list[Array]] = {}
 
     def of(self, block: int, most: int) -> Gains:
@@ -52,10 +52,10 @@ class Forecast:
         return nodes, np.full(len(nodes), 1 / len(trees))
 
     def learn(self, probability: Array, depths: NDArray[np.int32], drafted: int) -> None:
-        """Take in a grown tree.
+        """Learn from a grown tree.
 
         Args:
-            probability: Of each node to be accepted, the root first.
+            probability: Acceptance probability of each node, the root first.
             drafted: Columns of its draft.
         """
         self.tried += 1

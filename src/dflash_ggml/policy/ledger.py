@@ -1,23 +1,22 @@
 """Bound on what speculation may lose against plain decoding, in milliseconds.
 
-Expectations can be wrong in many ways: costs that were never measured, medians that know nothing of what happens now and then,
-probabilities of another sequence. What came of a step is certain. Every speculative step is held against the time that plain
-decoding takes for as many tokens; its loss is drawn from the ledger, its gain paid in. While nothing is left there are no more
-such steps, and each plain one pays in a small share of its time.
+Expectations can be wrong in many ways: unmeasured costs, medians that ignore rare events, probabilities from another sequence.
+Outcomes are certain. Every speculative step is compared with the time of plain decoding for as many tokens: a loss is debited, a
+gain credited. While the balance is empty every step is plain, and credits a small share of its time.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SHARE = 0.01  # of a plain step's time that may be lost later
-START = 4.0  # plain steps' time that may be lost at first: some tries, and steps that gave less than usual
-MOST = 16.0  # plain steps' time of gains that later losses may be drawn from
+SHARE = 0.01  # share of a plain step's time that is credited
+START = 4.0  # initial balance in plain steps: some trials, and steps below average
+MOST = 16.0  # largest balance in plain steps
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What drafting may still lose against plain decoding.
+    """The loss against plain decoding that drafting may still incur.
 
     Attributes:
         left: Milliseconds, None before a plain step was measured.
@@ -27,7 +26,7 @@ class Ledger:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing more may be lost now."""
+        """Whether the balance is used up."""
         return self.left is not None and self.left <= 0
 
     def plain(self, ms: float) -> None:
@@ -36,12 +35,12 @@ class Ledger:
             self.left += SHARE * ms
 
     def speculative(self, ms: float, tokens_ms: float, plain_ms: float) -> None:
-        """Hold a speculative step against plain decoding.
+        """Record a speculative step against plain decoding.
 
         Args:
-            ms: What it took.
-            tokens_ms: What plain decoding takes for as many tokens.
-            plain_ms: A plain step of all its sequences.
+            ms: Time of the step.
+            tokens_ms: Time of plain decoding for as many tokens.
+            plain_ms: Time of a plain step of all its sequences.
         """
         start = START * plain_ms
         left = start if self.left is None else self.left
@@ -50,15 +49,15 @@ class Ledger:
         self.left = max(min(left + tokens_ms - ms, most), -start)
 
     def plain_steps(self, plain_ms: float) -> int:
-        """How many steps have to be plain until something may be lost again."""
+        """Number of plain steps until the balance is positive again."""
         return int(-(self.left or 0.0) / (SHARE * plain_ms)) + 1 if self.is_empty else 0
 
     def begin(self, plain_ms: float, part: float) -> None:
-        """A sequence joins: what others gained is not for it to lose.
+        """A sequence joins: it must not spend the gains of others.
 
         Args:
-            plain_ms: A plain step of all sequences, 0 while that is not known.
-            part: How much of what others left gives way to what may be lost at first.
+            plain_ms: Time of a plain step of all sequences, 0 while unknown.
+            part: Share of the balance that is replaced by the initial one.
         """
         if self.left is not None and plain_ms:
             start = START * plain_ms

@@ -1,4 +1,4 @@
-"""The policy's notes on one sequence."""
+"""Per-sequence state of the policy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .plan import Plan
 
 @dataclass(slots=True, eq=False)
 class Notes:
-    """Notes on a sequence.
+    """The policy's state of one sequence.
 
     Attributes:
-        fixed: The plan of its mode, None where each step is decided.
+        fixed: The plan of a fixed mode, None for `auto`.
         tried_at: The step of the last draft.
-        again: Whether the last try paid, so that the next need not be saved for.
-        rest: Steps that are plain without a look.
-        glanced: Whether prompt lookup was asked in this step; foretold: in the last one, which was plain.
-        promise: Tokens that its next draft is expected to add.
+        again: Whether the last trial paid, so that the next need not wait for its budget.
+        rest: Remaining steps that are plain without evaluation.
+        glanced: Whether prompt lookup was evaluated in this step; foretold: in the last one, which was plain.
+        promise: Expected additional tokens of its next draft.
         kept: Verified nodes of the last trees.
     """
 

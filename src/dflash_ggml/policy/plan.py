@@ -12,12 +12,12 @@ from ..decode.tree import Tree, expand, spine
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to propose and how large a tree to grow.
+    """What to propose, and the size of the tree.
 
     Attributes:
         budget: Drafted nodes; 0 for plain decoding. A chain has at most as many as its source proposes.
-        depth: How far the draft model looks ahead; None for as far as it can.
-        drafts: Whether the draft model runs; without it the tree holds prompt lookup's candidates only.
+        depth: Tokens that the draft model proposes; None for its maximum.
+        drafts: Whether the draft model runs; otherwise the tree holds prompt lookup's candidates only.
     """
 
     kind: Literal["plain", "chain", "tree"]

@@ -6,13 +6,13 @@ verified, a step of n sequences is worth
     (n + sum p) / (C_draft + C_verify + C_commit + C_host)
 
 tokens per millisecond (CaDDTree, arXiv 2606.01813, for one sequence). The cost of a pass is a staircase over its columns, so only
-step ends are looked at; no node at all is plain decoding, a width like any other. A pass costs much the same whichever sequence
-its columns belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
+the ends of its steps are considered; plain decoding is the width without nodes. A pass costs much the same whichever sequence its
+columns belong to, so they are one budget, filled best-first over the candidates of all sequences (`shared_heap`).
 
-Whether to run a draft is decided before there are candidates, by what the last ones promised (`Forecast`). Who is left out is
-tried now and then, for at most 1 % of the time. What all that may lose against plain decoding is bounded (`Ledger`).
+Whether to run a draft is decided before there are candidates, from the expected gains of the last ones (`Forecast`). Sequences
+that do not draft are tried from time to time, for at most 1 % of the time. The loss against plain decoding is bounded (`Ledger`).
 
-No plan looks at a target draw of the step that it plans, so no plan can change what is written.
+No plan depends on a target sample of the step that it plans, so no plan can bias the output.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ from .ledger import Ledger
 from .notes import Notes
 from .plan import PLAIN, Plan
 
-PROBE = 0.01  # share of the time that tries may take
-LOOK_AGAIN = 200  # steps after which it is seen again what a plain step takes
-REFRESH = 16  # steps for which a CPU keeps costs and who is drafted; a GPU leaves time to look in every step
-MARGIN = 0.02  # by which another choice must be ahead: every width and draft has graphs of its own
-GROW_ALL = 3  # steps between trees that are grown to the whole budget, for the forecast to learn from
-LEAST_TREE = 3  # nodes of a tree that is grown to choose from
-STARVED = 0.4  # of its speed in plain decoding, below which no sequence may fall because others are drafted
-MOST_COLUMNS = 64  # of a pass: matmuls over more are no longer read-bound on any device that was measured
-DISTURBED = 2.0  # times the expected; what a step takes beyond that, something else took: plain steps are disturbed too
-HOPELESS_AFTER = 40  # drafts without a hit: such a draft does not belong to this target
+PROBE = 0.01  # share of the time for trials
+LOOK_AGAIN = 200  # steps between measurements of a plain step
+REFRESH = (
+    16  # steps for which a CPU keeps its costs and choice; a GPU leaves time to update them in every step
+)
+MARGIN = 0.02  # margin by which another choice must be better: every width and draft has graphs of its own
+GROW_ALL = 3  # steps between trees grown to the whole budget, for the forecast
+LEAST_TREE = 3  # nodes of a tree that is pruned afterwards
+STARVED = 0.4  # share of its plain speed that no sequence may fall below because others draft
+MOST_COLUMNS = 64  # columns of a pass: beyond them matmuls are no longer memory-bound on any measured device
+DISTURBED = 2.0  # multiple of the expected time above which a step counts as disturbed by something else
+HOPELESS_AFTER = 40  # drafts without a hit: such a draft belongs to another target
 log_ = logging.getLogger("dflash_ggml")
 
 
@@ -61,7 +63,7 @@ class StepTimes:
 
     Attributes:
         tree: Planning the step and growing its trees.
-        host: What the other four leave: masks, sampling, bookkeeping.
+        host: The rest: masks, sampling, bookkeeping.
     """
 
     draft: float = 0.0
@@ -78,12 +80,12 @@ class StepTimes:
 
 @dataclass(slots=True)
 class Result:
-    """What came of a step, in the order of its sequences.
+    """The outcome of a step, in the order of its sequences.
 
     Attributes:
-        trees: What was verified, root-only where nothing was.
-        accepted: None for a sequence that failed.
-        cold: Which of "draft", "verify" and "commit" took longer than usual, since a graph was new.
+        trees: The verified trees, root-only without drafted nodes.
+        accepted: None for a failed sequence.
+        cold: Which of "draft", "verify" and "commit" ran a new graph, and so took longer than usual.
     """
 
     trees: Items[Tree]
@@ -93,7 +95,7 @@ class Result:
 
 
 class Choice(NamedTuple):
-    """Which sequences draft (indices in the step), with how many columns each, and the tokens per millisecond expected of it."""
+    """Which sequences draft (indices in the step), with how many columns each, and the expected tokens per millisecond."""
 
     drafting: frozenset[int]
     block: int
@@ -101,14 +103,14 @@ class Choice(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Steps of so many sequences and drafts: nodes at which a pass is full, and milliseconds of a step with so many."""
+    """Costs of steps with so many sequences and drafts: node counts that fill a pass, and milliseconds of a step with each."""
 
     ends: list[int]
     ms: list[float]
 
 
 class _Step:
-    """The step under way."""
+    """The current step."""
 
     __slots__ = (
         "after",
@@ -130,15 +132,15 @@ class _Step:
     def __init__(
         self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan], was_wide: bool
     ) -> None:
-        """was_wide: whether the step before it was no plain one."""
+        """was_wide: whether the previous step had drafted nodes."""
         self.sequences, self.notes, self.plans, self.was_wide = sequences, notes, plans, was_wide
-        self.free: list[int] = []  # whose mode is `auto`
-        self.fixed = 0  # drafts of other modes
-        self.block, self.drafting = 0, 0  # columns of each draft, and how many run
+        self.free: list[int] = []  # sequences with mode `auto`
+        self.fixed = 0  # drafts of fixed modes
+        self.block, self.drafting = 0, 0  # columns of each draft, and number of drafting sequences
         self.trying: frozenset[int] = frozenset()
-        self.plain = self.after = 0.0  # milliseconds of a plain step, and what it takes more behind this one
+        self.plain = self.after = 0.0  # milliseconds of a plain step, and its additional time after this one
         self.table: Table | None = None
-        self.grown: list[tuple[int, Tree, Array]] = []  # trees of drafts that forecasts learn from
+        self.grown: list[tuple[int, Tree, Array]] = []  # draft trees for the forecasts
 
 
 class Policy:
@@ -160,37 +162,37 @@ class Policy:
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
         self._choice = Choice(frozenset(), 0, 0.0)
-        self._who: list[Notes] = []  # whom the choice is about
-        self._has_news = False  # whether forecasts have learned since
-        self._saved = self._wanted = 0.0  # milliseconds that tries may take, and the next one wants
+        self._who: list[Notes] = []  # the sequences of the choice
+        self._has_news = False  # whether forecasts have changed since
+        self._saved = self._wanted = 0.0  # milliseconds available for trials, and needed by the next one
         self._tables: dict[tuple[int, int, int], Table] = {}  # by sequences, drafts and their columns
         self._verified: dict[int, dict[int, float]] = {}  # milliseconds by sequences and nodes
         self._drafts: dict[tuple[int, int], float] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
         self._after = 0.0
-        self._sure: dict[int, float] = {}  # how sure prompt lookup must be, by sequences
-        self._looked_at = 0  # the step of the last look
+        self._sure: dict[int, float] = {}  # least probability for prompt lookup, by sequences
+        self._looked_at = 0  # the step of the last cost update
         self._context = 0
         self._step = _Step((), [], [], False)
-        self._came: tuple[_Step, Result] | None = None  # the last step, not learned from yet
+        self._came: tuple[_Step, Result] | None = None  # the last step, not recorded yet
         self._was_wide = False
-        self._built = set[tuple[int, ...]]()  # shapes of steps whose graphs were built: that is no loss, once
+        self._built = set[tuple[int, ...]]()  # step shapes whose graphs exist: building them is not debited
 
     @property
     def notes(self) -> list[Notes]:
-        """On the sequences of the step under way."""
+        """The policy's state of the current step's sequences."""
         return self._step.notes
 
     # ---- before the draft
 
     def plan(self, sequences: Items[Sequence]) -> list[Plan]:
-        """Return a plan per sequence. Those that are drafted all look equally far ahead."""
+        """Return a plan per sequence. All drafting sequences use the same depth."""
         self._now += 1
         if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.rest:
             notes.rest -= 1
             self._step = _Step(sequences, [notes], [PLAIN], self._was_wide)
             return [PLAIN]
-        if not self.is_gpu:  # elsewhere the device would wait for it
+        if not self.is_gpu:  # on a GPU `think` does this while the device is busy
             self._learn()
         notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
         plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
@@ -202,12 +204,12 @@ class Policy:
         return step.plans
 
     def _meet(self, sequence: Sequence, n: int) -> Notes:
-        """Begin notes of a sequence."""
+        """Create the state of a new sequence."""
         mode, lookup = sequence.mode, sequence.lookup is not None
         fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
         sequence.notes = Notes(fixed, Calibration(self.calibration), Forecast(self.depth, self.forecast))
         plain = self.costs.expected("plain", n, self._context, n)
-        # a draft's worth is known from other sequences; that of prompt lookup depends on this one
+        # the draft's acceptance carries over from other sequences; prompt lookup's does not
         self.draft_ledger.begin(plain, 0.0)
         self.lookup_ledger.begin(plain, 1 / n)
         return sequence.notes
@@ -240,10 +242,10 @@ class Policy:
             rest = min(max(saving, self.draft_ledger.plain_steps(step.plain)), REFRESH)
             step.notes[0].rest = min(rest, self.lookup_ledger.plain_steps(step.plain)) if sure else rest
 
-    # ---- costs, and who is drafted by them
+    # ---- costs, and the choice of drafting sequences
 
     def _look(self, step: _Step, who: list[Notes]) -> None:
-        """Look costs up, and choose who is drafted."""
+        """Update costs, and choose the sequences that draft."""
         n, same, costs = len(step.plans), who == self._who, self.costs
         self._looked_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
         for known in (self._tables, self._verified, self._drafts, self._sure):
@@ -256,7 +258,7 @@ class Policy:
         self._who = who
 
     def _draft(self, drafting: int, block: int) -> float:
-        """Milliseconds of a draft."""
+        """Milliseconds of a draft pass."""
         if not drafting:
             return 0.0
         found = self._drafts.get((drafting, block))
@@ -266,7 +268,7 @@ class Policy:
         return found
 
     def _table(self, n: int, drafting: int, block: int) -> Table:
-        """What steps of n sequences take of which so many are drafted, 0 of none."""
+        """Costs of steps of n sequences of which `drafts` draft."""
         found = self._tables.get((n, drafting, block))
         if found is None:
             costs, context = self.costs, self._context
@@ -283,7 +285,7 @@ class Policy:
         return found
 
     def _best(self, step: _Step, same: bool) -> Choice:
-        """The set of drafted sequences, and columns of each, that are worth most by their forecasts."""
+        """The best choice of drafting sequences and columns, by their forecasts."""
         free, n = step.free, len(step.plans)
         most, plain = self.most - n, self.costs.expected("plain", n, self._context, n)
         found = [Choice(frozenset(), 0, n / plain if plain else 0.0)]
@@ -299,7 +301,7 @@ class Policy:
             promises[block] = promise = {i: float(np.dot(*gains[i])) for i in free}
             order = sorted(free, key=lambda i: -promise[i])
             for count in counts:
-                # where all are drafted each has its part of what that gives
+                # if all draft, all share the gain: no limit
                 ms = inf if step.fixed + count == n else plain / STARVED
                 rate = _rate(
                     n, [gains[i] for i in order[:count]], self._table(n, step.fixed + count, block), ms
@@ -314,7 +316,7 @@ class Policy:
         return best
 
     def _choose(self, step: _Step, sure: dict[int, float]) -> None:
-        """Plan the drafts: of those for whom they are worth it, and of one that is tried."""
+        """Plan the drafts: of the chosen sequences, and of one on trial."""
         drafting, block = self._choice.drafting, self._choice.block
         if sure and drafting:
             drafting -= {i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])}
@@ -322,7 +324,7 @@ class Policy:
         if step.fixed:
             block = blocks[0]
         elif not drafting:
-            block = blocks[min(1, len(blocks) - 1)]  # of a try
+            block = blocks[min(1, len(blocks) - 1)]  # of a trial
         if len(drafting) < len(step.free):
             step.trying = self._tries(step, drafting, block)
             drafting |= step.trying
@@ -332,7 +334,7 @@ class Policy:
             step.notes[i].tried_at = self._now
 
     def _tries(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
-        """Who is drafted to see what it is worth: new ones at once, others when it has been saved for."""
+        """The sequences whose drafts are on trial: new ones at once, others when the trial budget allows."""
         left_out = [i for i in step.free if i not in drafting]
         k = len(drafting) + step.fixed
         ends, ms = self._table(len(step.plans), k, block)
@@ -350,42 +352,42 @@ class Policy:
         return frozenset([min(left_out, key=lambda i: step.notes[i].tried_at)])
 
     def _size(self, step: _Step, i: int) -> int:
-        """Nodes of a tree to choose from: growing many to keep few costs time."""
+        """Nodes of a tree before pruning: growing many to keep few costs time."""
         notes, budget = step.notes[i], min(step.sequences[i].budget, self.most)
         return budget if self._is_whole(step, i) else min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget)
 
     def _is_whole(self, step: _Step, i: int) -> bool:
-        """Whether a tree is grown to the whole budget."""
+        """Whether a tree is to be grown to the whole budget."""
         return len(step.notes[i].kept) < LOOK_BACK or (self._now + i) % GROW_ALL == 0
 
     def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
-        """Plan a sequence that is not drafted: what prompt lookup proposes, where that is sure enough to pay."""
+        """Plan a sequence that does not draft: prompt lookup's candidates, if they are probable enough to pay."""
         notes, n = step.notes[i], len(step.plans)
         least = self._least_sure(n)
         if sure < least or not sure:
-            if n == 1:  # a match grows by a token a step, and one too short now takes some
+            if n == 1:  # a match grows by one token per step, so a short one needs some steps
                 notes.rest = 2 if not sure else int(2 * sure < least)
             return PLAIN
         return Plan("tree", self._size(step, i), drafts=False)
 
     def _glance(self, step: _Step, i: int) -> float:
-        """How likely the likeliest token is that prompt lookup proposes."""
+        """Probability of prompt lookup's best token."""
         sequence, notes = step.sequences[i], step.notes[i]
         notes.glanced = True
         found: float = sequence.lookup.glance(sequence, notes.foretold)
         return found
 
     def _is_surer(self, step: _Step, i: int, sure: float) -> bool:
-        """Whether prompt lookup leaves a draft too little to do: it adds tokens where the first of lookup's is wrong."""
+        """Whether prompt lookup makes a draft superfluous: a draft only adds tokens where lookup's first is wrong."""
         choice, k = self._choice, len(self._choice.drafting)
         saved = self._draft(k, choice.block) - self._draft(k - 1, choice.block)
         return (1 - sure) * step.notes[i].promise < choice.rate * saved
 
     def _least_sure(self, n: int) -> float:
-        """How likely the next token of prompt lookup must be for a pass over its candidates to pay, 1 where it never does.
+        """Least probability of prompt lookup's next token at which a pass over its candidates pays, 1 if it never does.
 
-        A match grows with every token that is right, so each is likelier than the one before: those behind the first are taken
-        to be as likely as its square root, more than was found of any match length.
+        A match grows with every right token, so later tokens are more probable: they are assumed to have the square root of the
+        first one's probability, above anything measured for any match length.
         """
         found = self._sure.get(n)
         if found is None:
@@ -406,9 +408,9 @@ class Policy:
     # ---- between the draft and the verify pass
 
     def cut(self, trees: Items[Tree]) -> list[Tree]:
-        """Return the part of each grown tree that is verified: what is worth most per millisecond of all candidates.
+        """Prune the grown trees: return the part of each that is verified, the most valuable per millisecond of all candidates.
 
-        Trees of a width that was asked for stay whole while there is room for all of them.
+        Trees of fixed modes stay whole while all of them fit.
         """
         step, n = self._step, len(trees)
         widths, asked = [tree.width for tree in trees], 0
@@ -421,9 +423,9 @@ class Policy:
             fixed = [notes.fixed is not None for notes in step.notes]
             calibrations = [None if f else known for f, known in zip(fixed, calibrations)]
             asked = sum([width - 1 for f, width in zip(fixed, widths) if f])
-            if asked > room:  # there is no choice left: the pass is full
+            if asked > room:  # the pass is full
                 ends, ms = [room], [1.0]
-            elif step.table is None:  # no tree is free
+            elif step.table is None:  # no tree can be pruned
                 return list(trees)
             else:
                 counts, room = [width if f else 1 for f, width in zip(fixed, widths)], room - asked
@@ -431,7 +433,7 @@ class Policy:
                 ends, ms = [end - asked for end in ends[first:]], ms[first:]
         if step.after:
             ms = [ms[0], *[took + step.after for took in ms[1:]]]
-        if not step.drafting:  # prompt lookup must be ahead, not only seem so
+        if not step.drafting:  # prompt lookup must win by a margin
             ms = [ms[0] / (1 + MARGIN), *ms[1:]]
         gains = path_probabilities(trees, calibrations)
         counts = shares(gains, widths, counts, room, ends, ms, MARGIN)
@@ -444,7 +446,7 @@ class Policy:
     def _note(
         self, step: _Step, trees: Items[Tree], widths: list[int], gains: Array, counts: list[int]
     ) -> None:
-        """Keep what is learned of grown trees."""
+        """Keep grown trees for the forecasts."""
         end = 0
         for i, (tree, plan, notes, width) in enumerate(zip(trees, step.plans, step.notes, widths)):
             first, end = end, end + width
@@ -458,7 +460,7 @@ class Policy:
     # ---- behind the step
 
     def record(self, result: Result) -> None:
-        """Note what came of the step, for which `cut` gave these trees. It is learned from by `think`, or the next plan."""
+        """Record the step's outcome, with the trees that `cut` returned; `think` or the next plan learns from it."""
         step, n = self._step, len(result.trees)
         columns = sum([tree.width for tree in result.trees])
         is_wide, ms = columns > n, result.times.total
@@ -486,9 +488,9 @@ class Policy:
         self._was_wide = is_wide or result.times.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
-        """Note what the passes took."""
+        """Record the pass times."""
         n, measured, times, cold = len(result.trees), self.costs.measured, result.times, result.cold
-        if n == 1 and columns > 1 and self._now % 2:  # half of them tell as much
+        if n == 1 and columns > 1 and self._now % 2:  # every second one is enough
             return
         context = sum([s.n_tokens for s in step.sequences]) // n
         if times.draft and "draft" not in cold:
@@ -514,8 +516,8 @@ class Policy:
                 measured("after", max(times.total - usual, 0.0), 1, 0, n)
 
     def think(self) -> None:
-        """Do what has time while a device is busy: learn from the last step, and look costs up anew."""
-        if not self.is_gpu:  # there is no such time: `plan` learns
+        """Work done while a device is busy: learn from the last step, and update costs."""
+        if not self.is_gpu:  # a CPU has no idle time: `plan` learns
             return
         self._learn()
         step = self._step
@@ -524,19 +526,19 @@ class Policy:
             self._look(step, [step.notes[i] for i in step.free])
 
     def _learn(self) -> None:
-        """Learn from the last step, if that is still to be done."""
+        """Learn from the last step, unless that is done."""
         if self._came is None:
             return
         (step, result), self._came = self._came, None
         self._measure(step, result, sum([tree.width for tree in result.trees]))
         for i, tree, probability in step.grown:
             depths = tree.depths
-            if tree.sources is not None:  # what lookup alone offered would come without a draft
+            if tree.sources is not None:  # lookup's own nodes would come without a draft
                 offered = (tree.sources & DRAFT) > 0
                 offered[0] = True
                 probability, depths = probability[offered], depths[offered]
             step.notes[i].forecast.learn(probability, depths, (step.plans[i].depth or self.depth) + 1)
-        if step.trying:  # what a try showed is acted on at once
+        if step.trying:  # act on a trial's result at once
             self._looked_at = -REFRESH
         self._has_news = self._has_news or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
@@ -552,7 +554,7 @@ class Policy:
                 notes.again = i in step.trying and gained * step.plain > self._wanted * len(step.plans)
 
     def _count(self, notes: Notes, tree: Tree, accepted: Accepted) -> int:
-        """Learn how right a draft was; return how many accepted nodes it alone offered."""
+        """Count a draft's accepted nodes; return how many of them it alone proposed."""
         notes.calibration.observe(tree, accepted)
         right = alone = accepted.n_accepted
         if tree.sources is not None:
@@ -569,31 +571,31 @@ class Policy:
         return alone
 
     def expected_ms(self, nodes: int, context: int) -> float | None:
-        """What a step of one sequence is expected to take that verifies so many drafted nodes, None if nothing is known."""
+        """Expected milliseconds of a step of one sequence that verifies so many drafted nodes; None if unknown."""
         if not nodes:
             return self.costs.of("plain", 1, context)
         return self.costs.drafted([nodes], self.depth + 1 if self.depth else 0, context)[nodes] or None
 
 
 def _took(ends: list[int], ms: list[float], nodes: int) -> float:
-    """What a step with so many nodes takes, by the ends of passes."""
+    """Milliseconds of a step with so many nodes, from the costs at step ends."""
     return ms[min(bisect_left(ends, nodes), len(ms) - 1)]
 
 
 @lru_cache(maxsize=4096)
 def _tree(nodes: int, block: int) -> Plan:
-    """The plan of a tree behind a draft of so many columns."""
+    """The plan of a tree from a draft of so many columns."""
     return Plan("tree", nodes, depth=block - 1)
 
 
 def _chain(sure: float, nodes: int) -> float:
-    """Expected tokens of a path of so many nodes, the first of which is as likely as this."""
+    """Expected tokens of a path of so many nodes, by the probability of the first."""
     further = sqrt(sure)
     return sure * (1 - further**nodes) / (1 - further)
 
 
 def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
-    """Tokens per millisecond of n sequences at the best width that takes at most `most`, if drafts of some are worth this."""
+    """Tokens per millisecond of n sequences at the best width within `most` milliseconds, given the drafts' gains."""
     gains, often = parts[0] if len(parts) == 1 else (np.concatenate(both) for both in zip(*parts))
     order = (-gains).argsort()
     gains, often = gains[order], often[order]

@@ -1,4 +1,4 @@
-"""Requests in, events out: what the class, the server and the commands share.
+"""Requests in, events out: shared by the Python class, the server and the commands.
 
 The events are in `session.events`.
 """

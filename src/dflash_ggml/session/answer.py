@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(slots=True)
 class Answer:
-    """What has been received so far. `blocks` are in the order in which the model wrote them."""
+    """The answer so far. `blocks` are in the order in which the model generated them."""
 
     blocks: list[Block] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Answer:
 
     @classmethod
     def of(cls, events: Iterable[Any]) -> Answer:
-        """The answer that all these events make."""
+        """The answer assembled from all these events."""
         answer = cls()
         for event in events:
             answer.feed(event)

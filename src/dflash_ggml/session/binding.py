@@ -1,4 +1,4 @@
-"""JSON schemas that constrain the answer to a request, without keywords that constrain nothing."""
+"""JSON schemas that constrain a request's answer, without keywords that have no effect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def binding_schemas(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
 
 
 def unbound(request: ChatRequest | CompletionRequest) -> list[tuple[str, str]]:
-    """What the schemas that bind an answer say and no grammar can express: the schema, and the keywords' path in it."""
+    """Keywords of binding schemas that no grammar can express: the schema, and the keyword's path in it."""
     return [
         (label, what)
         for label, schema in binding_schemas(request).items()

@@ -3,9 +3,9 @@
 Files are safetensors, memory-mapped, never unpickled. A file is written under another name and renamed, so a reader
 sees all of it or nothing; checksums detect a damaged file, which is removed.
 
-They are in a folder of our own (mode 0700) within the one that is named, in a subfolder per model, draft and cache
-types. Nothing else there is counted, changed or removed. The least recently used file of any model goes first when
-the limit is exceeded.
+They are in a folder of our own (mode 0700) within the configured one, in a subfolder per model, draft and cache types.
+Nothing else there is counted, changed or removed. Above the limit the least recently used file of any model is removed
+first.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("dflash_ggml")
 
 FORMAT = "4"
-SHORTEST = 1024  # tokens; prefilling fewer is about as fast as reading them
-OWN = "dflash-prefixes"  # the folder that is made in the one that is named
+SHORTEST = 1024  # minimum tokens; prefilling fewer is about as fast as reading a file
+OWN = "dflash-prefixes"  # our folder within the configured one
 SUFFIX = ".safetensors"
-WRITING = "writing-"  # what names of unfinished files begin with
-WAITING = 2  # prompts that wait to be written; each may hold gigabytes
+WRITING = "writing-"  # prefix of unfinished files
+WAITING = 2  # most prompts in the write queue; each may hold gigabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, the tokens whose K/V rows it holds, and how many of them have a state in it, the most first."""
+    """A file, the tokens whose K/V rows it holds, and the lengths of the prefixes with a state in it, longest first."""
 
     path: Path
     tokens: NDArray[np.int32]
@@ -63,7 +63,7 @@ class Entry:
 
 
 def state_identity(engine: Engine) -> list[str]:
-    """What a snapshot of this engine depends on: the models' bytes, and the form of the state.
+    """Everything that a snapshot depends on: the models' bytes, and the layout of the state.
 
     Raises:
         OSError: A model file cannot be read.
@@ -84,15 +84,15 @@ def state_identity(engine: Engine) -> list[str]:
 
 
 class DiskCache:
-    """Snapshots of one model in a folder, a file for those of one prompt. `load` and `put` belong to the inference thread;
-    another one writes.
+    """Snapshots of one model in a folder, one file per prompt. `load` and `put` are for the engine's thread; another thread
+    writes.
 
     Args:
         limit: Bytes of all files.
-        identity: What the state depends on.
+        identity: See `state_identity`.
 
     Raises:
-        ConfigError: For a folder that cannot be used.
+        ConfigError: The folder cannot be used.
     """
 
     def __init__(self, folder: Path, limit: int, identity: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class DiskCache:
                 if made.stat().st_uid != os.getuid():
                     raise PermissionError(0, f"{made} belongs to another user")
                 made.chmod(0o700)
-            for left in self._folder.glob(f"{WRITING}*"):  # by a process that was ended while it wrote
+            for left in self._folder.glob(f"{WRITING}*"):  # left by a process that ended while writing
                 shutil.rmtree(left, ignore_errors=True)
             with tempfile.TemporaryFile(dir=self._folder):
                 pass
@@ -122,15 +122,15 @@ class DiskCache:
         return len(self._entries)
 
     def longest(self, ids: Ids, limit: int) -> int:
-        """Tokens of the longest kept prefix of ids[:limit], 0 for none."""
+        """Tokens of the longest cached prefix of ids[:limit], 0 for none."""
         wanted = np.asarray(ids[:limit], np.int32)
         entry = self._find(wanted)
         return 0 if entry is None else entry.longest(wanted)
 
     def load(self, ids: Ids, limit: int) -> Snapshot | None:
-        """The snapshot of the longest kept prefix of ids[:limit]; its arrays are mapped from the file.
+        """The snapshot of the longest cached prefix of ids[:limit]; its arrays are mapped from the file.
 
-        A file that is damaged or cannot be read is removed, with a warning, and the next best is taken.
+        A damaged or unreadable file is removed, with a warning, and the next best is tried.
         """
         wanted = np.asarray(ids[:limit], np.int32)
         while (entry := self._find(wanted)) is not None:
@@ -148,11 +148,13 @@ class DiskCache:
         return None
 
     def put(self, snapshot: Snapshot, *marks: Snapshot, wait: bool = False) -> bool:
-        """Have a snapshot with rows written, and marks, the states of prefixes.
+        """Queue a snapshot with rows, and `marks` (states of its prefixes), for writing.
 
         Args:
-            wait: For those that were put before. False for one that is too short, too large, there already, or one
-                too many.
+            wait: Wait for earlier snapshots.
+
+        Returns:
+            False if it is too short, too large, cached already, or the queue is full.
         """
         if snapshot.rows is None or len(snapshot.tokens) < SHORTEST or _size(snapshot, *marks) > self.limit:
             return False
@@ -177,7 +179,7 @@ class DiskCache:
             entry.path.unlink()
 
     def close(self) -> None:
-        """Wait until what was put is written."""
+        """Wait for all writes."""
         writer, self._writer = self._writer, None
         while writer is not None and writer.is_alive():
             with contextlib.suppress(queue.Full):
@@ -204,7 +206,7 @@ class DiskCache:
         tokens = snapshots[0].tokens
         path = self._folder / (_name(tokens) + SUFFIX)
         self._make_room(_size(*snapshots))
-        # in a folder of its own, since the package writes beside the file that it is given
+        # in a folder of its own, since the package writes next to the target file
         with tempfile.TemporaryDirectory(prefix=WRITING, dir=self._folder) as folder:
             temporary = Path(folder) / path.name
             tensors = _tensors(*snapshots)
@@ -217,7 +219,7 @@ class DiskCache:
             self._entries[path.stem] = Entry(path, np.asarray(tokens, np.int32), states)
 
     def _make_room(self, wanted: int) -> None:
-        """Remove the files that were longest not used until `wanted` bytes more fit."""
+        """Remove the least recently used files until `wanted` more bytes fit."""
         found = []
         for path in self._root.glob("*/*" + SUFFIX):
             with contextlib.suppress(OSError):
@@ -248,7 +250,7 @@ def _size(snapshot: Snapshot, *marks: Snapshot) -> int:
 
 
 def _tensors(*snapshots: Snapshot) -> dict[str, NDArray]:
-    """What a file holds: the rows of the first, by blocks, and the states of all."""
+    """Tensors of a file: the rows of the first snapshot, by blocks, and the states of all."""
     first = snapshots[0]
     tensors: dict[str, NDArray] = {"tokens": np.asarray(first.tokens, np.int32)}
     tensors["types"] = np.asarray(first.types or [-1], np.int64)
@@ -270,7 +272,7 @@ def _tensors(*snapshots: Snapshot) -> dict[str, NDArray]:
 
 
 def _entry(path: Path) -> Entry | None:
-    """What a file holds; None, and no file any more, when that cannot be read."""
+    """The entry of a file; None for an unreadable file, which is removed."""
     try:
         found = {info.name: data for info, data in read_shard(path) if info.name in ("tokens", "states")}
         states = tuple(found["states"].view(np.int64).tolist())
@@ -324,7 +326,7 @@ def _read(path: Path, n: int) -> Snapshot:
 
 
 def _sum(data: NDArray) -> int:
-    """A sum over the bytes, as fast as memory is read."""
+    """A checksum of the bytes, at memory speed."""
     raw = data.reshape(-1).view(np.uint8)
     whole = raw.size // 8 * 8
     return int(np.add.reduce(raw[:whole].view(np.uint64), dtype=np.uint64)) + int(raw[whole:].sum())

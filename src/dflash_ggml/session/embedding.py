@@ -20,10 +20,10 @@ def embed(
     pooling: Pooling = "mean",
     should_stop: Callable[[], bool] | None = None,
 ) -> NDArray[np.float32]:
-    """The hidden states after the output norm of a sequence of its own, pooled to float32 [n_embd]; "none": [n, n_embd].
+    """The hidden states (after the output norm) of unrelated tokens, pooled to float32 [n_embd]; "none": [n, n_embd].
 
-    Not normalised. It is made between two steps, and leaves the slot's tokens and cached prefixes as they are. Zeros
-    where it was stopped before the first token.
+    Not normalised. Runs between two steps, and leaves the slot's tokens and cached prefixes unchanged. Zeros if stopped
+    before the first token.
 
     Raises:
         ContextOverflowError, ConfigError: As the slot's `hidden_states` does.
@@ -51,6 +51,6 @@ def embed(
 
 
 def normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors of length 1 (last axis); a zero vector stays one."""
+    """The vectors scaled to length 1 (last axis); a zero vector stays zero."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A mask that keeps an answer from ending."""
+"""A token mask that keeps an answer from ending."""
 
 from __future__ import annotations
 

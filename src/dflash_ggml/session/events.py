@@ -1,8 +1,7 @@
 """Events of one generation, typed: the only thing between the engine's tokens and any response shape.
 
-Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, `Usage` is
-always the event before it. A `StepReport`, when asked for, comes before the deltas that its step led to. The deltas are
-those of `text.deltas`; users find all of them here.
+Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, directly after
+`Usage`. A requested `StepReport` comes before the deltas of its step. The deltas of `text.deltas` are re-exported here.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The prompt is known: its length in tokens and how many of them the state already held."""
+    """The prompt is tokenised: its length in tokens, and how many of them were cached."""
 
     prompt_n: int
     cached_n: int
@@ -55,7 +54,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A long stage moved on: `done` of `total` units (tokens for stage "prefill")."""
+    """Progress of a long stage: `done` of `total` units (tokens for stage "prefill")."""
 
     stage: str
     done: int
@@ -64,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The prompt's own tokens, when their log-probabilities were asked for; comes before the first delta."""
+    """The prompt's tokens with their log-probabilities, if requested; comes before the first delta."""
 
     tokens: tuple[TokenLogprob, ...]
 
@@ -75,9 +74,9 @@ class WidthUse:
 
     Attributes:
         nodes: Drafted ones that were verified, 0 in plain decoding.
-        tokens: What the steps emitted.
+        tokens: Tokens that the steps emitted.
         ms: Wall milliseconds of all of them.
-        predicted_ms: What one was expected to take at the end, None where nothing was known.
+        predicted_ms: Expected milliseconds of one step, as of the end; None if unknown.
     """
 
     nodes: int
@@ -89,7 +88,7 @@ class WidthUse:
 
 @dataclass(frozen=True, slots=True)
 class SourceTotal:
-    """What one source of drafted tokens did: steps that it took part in, nodes that it offered, those that were kept."""
+    """Totals of one source of drafted tokens: steps it took part in, nodes it proposed, nodes accepted."""
 
     name: str
     steps: int
@@ -99,7 +98,7 @@ class SourceTotal:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts and times of one run. Tokens are counted as the model sees them; times are wall milliseconds.
+    """Counts and times of one run. Tokens are the model's; times are wall milliseconds.
 
     Attributes:
         prompt_n: Tokens of the prompt.
@@ -107,14 +106,14 @@ class Usage:
         predicted_n: Tokens emitted, without the end-of-generation token.
         reasoning_n: Those of them that are reasoning.
         steps: Target passes after the prompt's own.
-        draft_n: Tree nodes offered to the target, roots excluded.
-        draft_n_accepted: Those that the target kept.
-        sources: The same by source; a node that two offer counts for both.
-        mode: What was asked for, plain where nothing drafts.
-        budget: The most nodes that a step could offer, 0 in plain decoding.
-        widths: What the steps were, narrowest first.
-        prompt_kept_n: Tokens of the prompt that were prefilled, where it was shortened.
-        score_ms: What choosing them took, a part of `prompt_ms`.
+        draft_n: Drafted nodes that the target verified.
+        draft_n_accepted: Those that it accepted.
+        sources: The same by source; a node of two sources counts for both.
+        mode: The requested mode, plain if nothing drafts.
+        budget: The most drafted nodes of a step, 0 in plain decoding.
+        widths: Steps by width, narrowest first.
+        prompt_kept_n: Tokens of a shortened prompt that were prefilled.
+        score_ms: Time for choosing them, included in `prompt_ms`.
     """
 
     prompt_n: int
@@ -135,7 +134,7 @@ class Usage:
 
     @property
     def tokens_per_step(self) -> float:
-        """Mean tokens emitted per target pass after the prompt's own; 0.0 when there was none."""
+        """Mean tokens emitted per target pass after prefill; 0.0 without a pass."""
         return sum(use.tokens for use in self.widths) / self.steps if self.steps else 0.0
 
     @property
@@ -145,7 +144,7 @@ class Usage:
 
     @property
     def prefilled_n(self) -> int:
-        """Tokens of the prompt that a pass computed: kept, and not cached."""
+        """Tokens of the prompt that were prefilled: kept and not cached."""
         return (self.prompt_n if self.prompt_kept_n is None else self.prompt_kept_n) - self.cached_n
 
     @property
@@ -156,7 +155,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end. `stop_string` names the stop string that ended it, if one did."""
+    """The end of the run. `stop_string` is the stop string that ended it, if one did."""
 
     reason: FinishReason
     stop_string: str | None = None
@@ -166,7 +165,7 @@ Event = Union[Begin, Progress, PromptLogprobs, StepReport, Delta, Usage, Finish]
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """The same events with neighbouring deltas of one kind joined: the output of one step, in as few events as possible."""
+    """The events with adjacent deltas of one kind joined: one step's output in as few events as possible."""
     out: list[Event] = []
     for event in events:
         last = out[-1] if out else None

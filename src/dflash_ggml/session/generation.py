@@ -39,33 +39,33 @@ if TYPE_CHECKING:
     from ..state.snapshot import Snapshot
 
 
-RESERVE = 256  # tokens of an answer that cache rows are taken for at once
-LEAST_RESERVE = 32  # where there are not as many
+RESERVE = 256  # answer tokens to reserve cache rows for at once
+LEAST_RESERVE = 32  # if too few are free
 
 
 class Generation:
-    """A prompt and what follows it; a subclass makes events of it.
+    """A prompt and its continuation; a subclass turns it into events.
 
     It waits without a slot, prefills with one, and decodes once it has a sequence.
 
     Args:
         ids: The prompt.
-        options: How it is decoded, as `CachedSlot.begin` takes it; "max_tokens": 0 asks for the prompt alone.
+        options: Decoding options for `CachedSlot.begin`; "max_tokens": 0 only prefills.
         boundaries: Positions at which messages start.
-        first_answer: Position at which the first of the assistant's does.
-        should_stop: Asked once per step; true cancels.
+        first_answer: Position at which the assistant's first message starts.
+        should_stop: Called once per step; true cancels.
 
     Attributes:
-        preempted: Its state while others have the cache rows.
+        preempted: Its snapshot while others have the cache rows.
         remaining: Tokens still to prefill.
         since: Arrival in seconds.
         is_short: It lacks cache rows.
-        runs_ahead: It goes on while its caller does not wait.
-        reader: The thread that last asked for an event.
+        runs_ahead: It continues while its caller does not wait.
+        reader: The thread that last requested an event.
     """
 
     wants_prompt_logits = False
-    is_scoring = False  # it waits for the prompt scorer, not for a slot
+    is_scoring = False  # waits for the prompt scorer, not for a slot
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Generation:
         self.sequence: Decoding | None = None
         self.preempted: Snapshot | None = None
         self.is_short = False
-        self.mark = 0.0  # until when its time was counted
+        self.mark = 0.0  # start of the current lap
 
     @property
     def is_prefilling(self) -> bool:
@@ -100,13 +100,13 @@ class Generation:
         return self.slot is not None and self.sequence is not None
 
     def reservations(self) -> tuple[int, ...]:
-        """Tokens to have cache rows for before it goes on, or else before it goes on at all."""
+        """Tokens to reserve cache rows for: preferred, and minimum."""
         n = len(self.ids) if self.preempted is None else len(self.preempted.tokens)
         limit = self.options["max_tokens"]
         return tuple(n + (more if limit is None else min(limit, more)) for more in (RESERVE, LEAST_RESERVE))
 
     def begin(self, cached: int) -> None:
-        """The prompt is about to be prefilled behind `cached` tokens."""
+        """The prompt is about to be prefilled after `cached` tokens."""
 
     def prefilled(self, logits: list[Logits] | None) -> None:
         """A chunk was prefilled.
@@ -119,10 +119,10 @@ class Generation:
         """A step was decoded."""
 
     def finish(self, cancelled: bool = False) -> None:
-        """All steps are taken, or none is wanted any more."""
+        """The generation has ended or was cancelled."""
 
     def lap(self) -> float:
-        """Milliseconds since the last call, or since its caller came back for more."""
+        """Milliseconds since the last call, or since its caller resumed reading."""
         before, self.mark = self.mark, time.perf_counter()
         return (self.mark - before) * 1e3
 
@@ -134,10 +134,10 @@ def answer_limit(engine: Engine, prepared: Prepared) -> int:
 
 
 class RequestGeneration(Generation):
-    """Answers a request: text events, statistics, finish.
+    """A generation that answers a request: text events, statistics, finish.
 
     Args:
-        grammar: Processor to apply after the caller's own.
+        grammar: Logits processor applied after the caller's own.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RequestGeneration(Generation):
         self._prompt_text, self._sink, self._hooks = prepared.text, sink, hooks
         self._limit = answer_limit(engine, prepared)
         self._keeper = RowKeeper() if request.logprobs is not None or hooks.stopping_criteria else None
-        # a grammar says itself when the answer may end
+        # a grammar itself decides when the answer may end
         ends = self._end_bans(engine, n) if grammar is None else [grammar]
         first = [] if self._keeper is None else [self._keeper]
         sampler = Sampler(
@@ -182,13 +182,13 @@ class RequestGeneration(Generation):
         mode = request.mode or engine.config.mode
         self._mode = mode if engine.sources else "plain"
         self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
-        self._sources: dict[str, list[int]] = {}  # steps, nodes offered and kept by source
+        self._sources: dict[str, list[int]] = {}  # steps, nodes proposed and accepted by source
         self._sent_n = prepared.sent_n
         self._score_ms = 0.0 if prepared.selection is None else prepared.selection.score_ms
         self._prompt_ms, self._predicted_ms = self._score_ms, 0.0
         self._entries: list[TokenLogprob] = []  # of the prompt
         self._last_logits: Logits | None = None
-        # control tokens count as text where the prompt spells them out
+        # control tokens count as text if the prompt contains them
         self._spelt = self._tokenizer.stream(
             special=self.wants_prompt_logits
             and self._tokenizer.decode(self.ids, special=True) == self._prompt_text
@@ -196,7 +196,7 @@ class RequestGeneration(Generation):
         self._offset = 0
 
     def _end_bans(self, engine: Engine, n_prompt: int) -> list[Processor]:
-        """The mask that keeps the answer from ending, for as long as the request wants that."""
+        """The mask that keeps the answer from ending, as the request specifies."""
         request = self._request
         if not (request.ignore_eos or request.min_tokens):
             return []
@@ -204,15 +204,15 @@ class RequestGeneration(Generation):
         ends = {*engine.tokenizer.eog_ids, *request.stop_token_ids}
         return [EndBan({i for i in ends if i < engine.n_vocab}, until)]
 
-    # ---- what the scheduler hands over
+    # ---- called by the scheduler
 
     def begin(self, cached: int) -> None:
-        """Say how much of the prompt was in the prefix cache."""
+        """Report how much of the prompt was in the prefix cache."""
         self._cached_n = cached
         self.events.append(Begin(self._sent_n, cached))
 
     def prefilled(self, logits: list[Logits] | None) -> None:
-        """Report progress, and log-probabilities of the prompt where they were asked for."""
+        """Report progress, and the prompt's log-probabilities if requested."""
         for row in logits or ():
             self._add_prompt_entry(row)
         self._prompt_ms += self.lap()
@@ -233,9 +233,9 @@ class RequestGeneration(Generation):
         self._last_logits = row
 
     def take(self, step: Step) -> None:
-        """Count a step and pass its text on."""
+        """Count a step and emit its text."""
         self._predicted_ms += self.lap()
-        if step.mode != "prefill":  # the first token comes from the prompt's own pass
+        if step.mode != "prefill":  # the first token comes from the prefill pass
             self._steps += 1
             use = self._widths.setdefault(step.n_draft, [0, 0, 0.0])
             for i, more in enumerate((1, len(step.tokens), step.timings.total)):
@@ -254,7 +254,7 @@ class RequestGeneration(Generation):
         self._drain()
 
     def finish(self, cancelled: bool = False) -> None:
-        """Emit what was held back, the usage and the reason of the end."""
+        """Emit held-back text, the usage and the finish reason."""
         if cancelled and self._reason is None:
             self._reason = "cancelled"
         self._sink.flush(cut=self._reason != "stop")
@@ -269,7 +269,7 @@ class RequestGeneration(Generation):
     # ---- tokens and statistics
 
     def _ends(self, token: int) -> bool:
-        """Called by the engine for every emitted token, in text order, inside the step; True ends it there."""
+        """Called by the engine inside the step for every emitted token, in order; True ends the generation there."""
         tokenizer, request = self._tokenizer, self._request
         assert self.sequence is not None
         forced = self.sequence.forced

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ..engine.step import Step
     from .slots import CachedSlot
 
-# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Asked before each token is taken.
+# (ids so far int32 [n], raw logits after them float32 [V]) -> stop here? Called before each token is taken.
 StoppingCriterion = Callable[[np.ndarray, np.ndarray], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a request cannot carry: it is data, and these cannot follow it into another process.
+    """Callables beside a request, which is plain data: these cannot be sent to another process.
 
     on_step sees every engine step; on_end the slot, once all are made. new_call_id makes the id of a tool call from its index
     and name.

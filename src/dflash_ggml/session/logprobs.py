@@ -39,7 +39,7 @@ def token_text(data: bytes) -> str:
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False) -> dict[str, Any] | None:
-    """The `logprobs` object of a text completion; None without entries, unless they were asked for."""
+    """The `logprobs` object of a text completion; None without entries, unless requested."""
     if not entries and not asked:
         return None
     return {
@@ -62,7 +62,7 @@ def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False) -> dict[str, Any] | None:
-    """The `logprobs` object of a chat choice; None without entries, unless they were asked for."""
+    """The `logprobs` object of a chat choice; None without entries, unless requested."""
     return {"content": [chat_logprob(e) for e in entries], "refusal": None} if entries or asked else None
 
 

@@ -36,7 +36,7 @@ def _speed(usage: Usage) -> dict[str, Any]:
 
 
 def usage_timings(usage: Usage) -> dict[str, Any]:
-    """Counts and times for a server's `usage`: by llama.cpp's names, and by those that Luce's benchmarks look for."""
+    """Counts and times for a server's `usage`: by llama.cpp's names, and by those that Luce's benchmarks read."""
     speed = _speed(usage)
     return {
         **speed,
@@ -49,7 +49,7 @@ def usage_timings(usage: Usage) -> dict[str, Any]:
 
 
 def timings_dict(usage: Usage) -> dict[str, Any]:
-    """Speed and acceptance, named as llama.cpp's server names them where it has a name."""
+    """Speed and acceptance, by the names of llama.cpp's server where it has one."""
     return {
         **_speed(usage),
         "draft_n": usage.draft_n,
@@ -73,7 +73,7 @@ def timings_dict(usage: Usage) -> dict[str, Any]:
 
 
 def usage_line(usage: Usage) -> str:
-    """One line about a run, for people."""
+    """A one-line summary of a run."""
     return (
         f"dflash-ggml: prompt {usage.prompt_n} tokens ({usage.cached_n} cached, {usage.prompt_per_second:.0f}/s), "
         f"{usage.predicted_n} tokens at {usage.predicted_per_second:.1f}/s, {usage.steps} {usage.mode} steps, "
@@ -82,7 +82,7 @@ def usage_line(usage: Usage) -> str:
 
 
 def finish_reason(reason: str) -> str:
-    """OpenAI's name of a finish reason: a cancelled answer just stopped."""
+    """OpenAI's name of a finish reason; a cancelled answer is "stop"."""
     return "stop" if reason == "cancelled" else reason
 
 
@@ -90,7 +90,7 @@ def call_object(block: Block, name: str | None = None) -> dict[str, Any]:
     """A tool call of a chat message.
 
     Args:
-        name: What the client calls the tool, if the model knows it by another name.
+        name: The client's name of the tool, if the model knows it by another.
     """
     function = {"name": block.name if name is None else name, "arguments": block.text}
     return {"id": block.id, "type": "function", "function": function}

@@ -1,9 +1,9 @@
 """Prefix cache: snapshots of the engine's state at positions where a later prompt is likely to continue.
 
-A hybrid model's state cannot be cut back to a shorter prefix, so what can be reused is what was kept: the live state,
-if the new prompt goes on from it, or a snapshot. Snapshots are taken during prefill, at message boundaries, every few
-thousand tokens, and where an earlier prompt parted from this one. They are taken without their K/V rows, which stay in
-the device's cache until another conversation writes over them; before that happens, they are completed with their rows.
+A hybrid model's state cannot be truncated to a shorter prefix, so a prompt can only reuse the live state, if it extends
+it, or a snapshot. Snapshots are taken during prefill: at message boundaries, every few thousand tokens, and where an
+earlier prompt diverged from this one. They are taken without their K/V rows, which stay in the device's cache; before
+another conversation overwrites those, the snapshots are completed with them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ Ids = Sequence[int] | NDArray[np.int32]
 
 INTERVAL = 4096  # tokens between snapshots inside one long message
 MIN_GAP = 32  # a snapshot must save at least this many tokens over the one before it
-N_RECENT = 8  # prompts remembered to find where prompts part
-INNER = 1 / 8  # how likely a prompt parts at a snapshot below many, beside one that goes on from the last
+N_RECENT = 8  # prompts kept to find where prompts diverge
+INNER = (
+    1 / 8
+)  # probability that a prompt diverges at a snapshot below many, relative to one that extends the last
 
 
 class Entry:
-    """A snapshot among others.
+    """A snapshot in the cache.
 
     Attributes:
         below: Tokens of the longest snapshot of a shorter prefix.
-        n_above: Snapshots of longer ones.
+        n_above: Number of snapshots that extend it.
         used: The cache's clock when a prompt last had these tokens.
-        n_begun: Prompts that went on from here.
+        n_begun: Prompts that continued from here.
     """
 
     __slots__ = ("below", "n_above", "n_begun", "snapshot", "used")
@@ -49,11 +51,11 @@ class Entry:
 
 
 class PrefixCache:
-    """Snapshots by the tokens they hold, within `budget` bytes of host memory; K/V rows that several have count once.
+    """Snapshots by their tokens, within `budget` bytes of host memory; shared K/V rows count once.
 
-    Where memory is short, rows go first that a slot has on the device too, then the snapshot without which fewest tokens per byte
-    would have to be prefilled again. A clock, which stands at the worth of what went last, makes old ones go in the end
-    (GreedyDual-Size, Cao and Irani 1997).
+    Above the budget, rows that a slot also has on the device are evicted first, then the snapshot that saves the fewest
+    prefill tokens per byte. A clock at the value of the last evicted entry ages the others (GreedyDual-Size, Cao and Irani
+    1997).
 
     Args:
         on_device: Whether a slot has the rows of a snapshot.
@@ -72,7 +74,7 @@ class PrefixCache:
         return len(self._entries)
 
     def put(self, snapshot: Snapshot) -> bool:
-        """Keep a snapshot; False where others are worth more, or it is larger than the whole budget."""
+        """Add a snapshot; False if others are worth more, or it is larger than the whole budget."""
         if snapshot.nbytes > self.budget:
             return False
         key = _key(snapshot.tokens)
@@ -88,7 +90,7 @@ class PrefixCache:
         return key in self._entries
 
     def best(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """The longest usable snapshot that is a prefix of ids[:limit]; all that are prefixes have been used now."""
+        """The longest usable snapshot that is a prefix of ids[:limit]; marks all prefixes as used."""
         for key in self._prefixes(_key(ids[:limit])):
             self._entries[key].used = self._clock
         found = self.longest(ids, limit, usable)
@@ -97,7 +99,7 @@ class PrefixCache:
         return found
 
     def longest(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
-        """As `best`, for one who only looks."""
+        """As `best`, without marking anything as used."""
         for key in self._prefixes(_key(ids[:limit])):
             if usable(self._entries[key].snapshot):
                 return self._entries[key].snapshot
@@ -109,7 +111,7 @@ class PrefixCache:
         return [snapshot for snapshot in found if snapshot.rows is None]
 
     def rows(self, tokens: Ids) -> tuple[RowBlock, ...]:
-        """Blocks of rows that snapshots have of the first of these tokens."""
+        """Blocks of rows that snapshots hold for the first of these tokens."""
         wanted = np.asarray(tokens, np.int32)
         best: tuple[RowBlock, ...] = ()
         n_best = 0
@@ -119,14 +121,14 @@ class PrefixCache:
             ends = list(accumulate(block.n_tokens for block in rows))
             n = bisect_right(ends, shared)
             if shared == len(wanted) and n < len(rows):
-                n += n == 0 or ends[n - 1] < shared  # of the last block some rows will do
+                n += n == 0 or ends[n - 1] < shared  # the last block may be used in part
             known = min(ends[n - 1], shared) if n else 0
             if known > n_best:
                 best, n_best = rows[:n], known
         return best
 
     def sweep(self, usable: Callable[[Snapshot], bool]) -> None:
-        """Drop the snapshots that can no longer be restored."""
+        """Drop snapshots that can no longer be restored."""
         for key in [k for k, entry in self._entries.items() if not usable(entry.snapshot)]:
             self._drop(key)
 
@@ -138,11 +140,11 @@ class PrefixCache:
         self.nbytes = 0
 
     def _prefixes(self, wanted: bytes) -> list[bytes]:
-        """The keys of prefixes, the longest first."""
+        """Keys of prefixes, longest first."""
         return sorted((key for key in self._entries if wanted.startswith(key)), key=len, reverse=True)
 
     def _worth(self, entry: Entry) -> float:
-        """Tokens per byte that are prefilled again without an entry, beside others of their time."""
+        """Prefill tokens per byte that an entry saves, relative to the clock."""
         gap = len(entry.snapshot.tokens) - entry.below
         alone = sum(block.nbytes for block in entry.snapshot.rows or () if self._holders[block] == 1)
         likelihood = max(0.5**entry.n_above, INNER * (1 + entry.n_begun))
@@ -173,7 +175,7 @@ class PrefixCache:
         self._count(snapshot, 1)
 
     def _shed_rows(self) -> bool:
-        """Give up rows that a slot has too; whether there were any."""
+        """Drop rows that a slot also has; returns whether there were any."""
         found = [entry for entry in self._entries.values() if entry.snapshot.rows is not None]
         found = [entry for entry in found if self.on_device(entry.snapshot)]
         for entry in found:
@@ -181,7 +183,7 @@ class PrefixCache:
         return bool(found)
 
     def _count(self, snapshot: Snapshot, by: int) -> None:
-        """Count a snapshot's bytes in or out; rows count while any has them."""
+        """Add or subtract a snapshot's bytes; shared rows count while any snapshot has them."""
         self.nbytes += by * snapshot.state_nbytes
         for block in snapshot.rows or ():
             before = self._holders[block]
@@ -194,9 +196,9 @@ class PrefixCache:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
         Args:
-            boundaries: Message starts. Of these those up to the first answer (instructions that conversations share)
-                and the last two (where the next turn joins, with or without this turn's answer as it was written) are
-                taken, and one in every few thousand tokens, where an edit of the history is likely to begin.
+        boundaries: Message starts. Used are those up to the first answer (instructions shared by conversations), the
+        last two (where the next turn continues, with or without this turn's answer as generated), and one in every
+        few thousand tokens, for edits of the history.
         """
         if self.budget <= 0:
             return []
@@ -207,7 +209,7 @@ class PrefixCache:
             points.add(min(near, key=lambda b: abs(b - at), default=at))
         prompt = np.asarray(ids, np.int32)
         points.update(common_prefix(prompt, other) for other in self._recent)
-        # a bare prompt: the same one again, with another seed; the rest is one small pass
+        # a bare prompt may come again with another seed; the rest is one small pass
         last_boundary = inner[-1] if inner else len(ids) - 1 - (len(ids) - 1 - start) % FINEST
         points.add(last_boundary)
         self._recent.append(prompt)

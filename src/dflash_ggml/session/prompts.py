@@ -1,4 +1,4 @@
-"""Prompts of requests: rendered and tokenised once, in any thread, before the engine is free."""
+"""Prompts of requests: rendered and tokenised once, in any thread, without waiting for the engine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request with its prompt, plain data as well.
+    """A request with its prompt, as plain data.
 
     Attributes:
         text: The rendered conversation, or the text before a completion.
         boundaries: Positions in ids at which messages start.
-        first_answer: At which the first of the assistant's does.
+        first_answer: Position at which the assistant's first message starts.
         reasoning: Whether the text ends inside an open think block, and whether that is begun.
-        selection: How the prompt was shortened to ids; None where that was not asked for.
+        selection: How the prompt was shortened to ids; None if it was not.
     """
 
     request: ChatRequest | CompletionRequest
@@ -47,30 +47,30 @@ class Prepared:
 
     @property
     def choice(self) -> Choice | None:
-        """What is still to be chosen of the prompt; ids are all of it until then."""
+        """The pending selection of a prompt scorer; until it is made ids are the whole prompt."""
         return None if self.selection is None else self.selection.choice
 
     @property
     def read_n(self) -> int:
-        """Tokens of the prompt that are prefilled, at most."""
+        """Upper bound of the prompt's tokens to prefill."""
         return len(self.ids) if self.selection is None else self.selection.kept_n
 
     @property
     def sent_n(self) -> int:
-        """Tokens of the prompt as it was sent."""
+        """Tokens of the whole prompt."""
         return len(self.ids) if self.selection is None else self.selection.sent_n
 
 
 class Prompts:
-    """Makes the prompts of one vocabulary; any thread may ask.
+    """Makes prompts for one vocabulary; thread-safe.
 
     Args:
-        thinking, variables, reasoning_budget: For chats that leave them open.
-        prompt_keep: The least share of a prompt that a request may have prefilled; None: all of every prompt.
-        scorer: Name of the model that chooses it, None where words do.
+        thinking, variables, reasoning_budget: Defaults for chats.
+        prompt_keep: Smallest share of a prompt that a request may keep; None: prompts are never shortened.
+        scorer: Name of the scorer model; None for lexical scoring.
 
     Raises:
-        ConfigError: What words need is not installed.
+        ConfigError: The package for lexical scoring is not installed.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Prompts:
 
     @property
     def scorer(self) -> str | None:
-        """What chooses the part of a prompt that is prefilled: a model's name, or "lexical"; None where all of it is."""
+        """What scores prompts to shorten them: a model's name, or "lexical"; None if prompts are never shortened."""
         return None if self._least_keep is None else self._scorer or LexicalScorer.name
 
     def budget(self, request: ChatRequest) -> int | None:
-        """The reasoning budget of a request, or the session's where that does not say; None: by its effort, if at all."""
+        """The reasoning budget of a request, else the session's; None: given by its effort, if at all."""
         if request.reasoning_budget is not None or request.reasoning_effort is not None:
             return request.reasoning_budget
         return None if self._budget == 0 and request.enable_thinking else self._budget
@@ -116,7 +116,7 @@ class Prompts:
 
         Raises:
             ConfigError: The prompt cannot be rendered.
-            TooManyTokens: A text has more than `most` tokens; raised as soon as that is certain.
+            TooManyTokens: There are more than `most` tokens; raised as soon as that is certain.
         """
         if isinstance(request, ChatRequest):
             return self._chat(request, most)
@@ -170,7 +170,7 @@ class Prompts:
         return Prepared(request, text, ids, boundaries, first, reasoning, selection)
 
     def _keep(self, request: ChatRequest | CompletionRequest) -> float | None:
-        """The share of the prompt that is prefilled; None for all of it."""
+        """The share of the prompt to prefill; None for all of it."""
         if request.prompt_keep is None or self._least_keep is None:
             return None
         return max(request.prompt_keep, self._least_keep)
@@ -183,7 +183,7 @@ class Prompts:
         keep: float | None,
         messages: Sequence[Mapping[str, Any]] | None = None,
     ) -> Selection:
-        """The part of a prompt that is prefilled, or what a model has to choose of it."""
+        """The selected part of a prompt, or a pending selection for a scorer model."""
         if keep is None:
             return Selection(
                 ids, ((0, len(ids)),), len(ids), 0.0, "the server was started without --prompt-keep"
@@ -195,7 +195,7 @@ class Prompts:
         return self._selector.select(self._by_words, text, ids, keep, messages)
 
     def settled(self, prepared: Prepared) -> Prepared | None:
-        """A prompt whose choice was made meanwhile, for another request; None where it has still to be made."""
+        """The prompt, if its selection is known from another request; None if it has still to be made."""
         assert prepared.selection is not None
         selection = self._selector.settled(prepared.ids, prepared.selection)
         return None if selection is None else self._with(prepared, selection)
@@ -206,7 +206,7 @@ class Prompts:
         return self._with(prepared, self._selector.chosen(prepared.ids, prepared.selection, scores, score_ms))
 
     def _with(self, prepared: Prepared, selection: Selection) -> Prepared:
-        """A prompt with the part of it that is prefilled."""
+        """The prompt reduced to the selected part."""
         request, found = prepared.request, replace(prepared, ids=selection.ids, selection=selection)
         if not isinstance(request, ChatRequest):
             return found
@@ -252,7 +252,7 @@ class Prompts:
         return Prepared(request, text, kept, selection=selection)
 
     def _files(self, files: Sequence[Mapping[str, str]], most: int | None) -> list[int]:
-        """Other files of a project, as the models that fill in were shown them; a mark that a vocabulary lacks is left out."""
+        """Other files of a project, in the format of fill-in-the-middle models; marks that the vocabulary lacks are left out."""
         encode, found = self._tokenizer.encode, self._tokenizer.id_of
         repository, separator = (
             [i] if (i := found(f"<|{name}|>")) is not None else [] for name in ("repo_name", "file_sep")
@@ -266,24 +266,24 @@ class Prompts:
 
 
 def _starts(ids: tuple[int, ...], header: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Positions at which messages start, and that of the assistant's first; header: of the assistant's."""
+    """Positions at which messages start, and that of the assistant's first. header: start of the assistant's messages."""
     found = tuple(i for i, token in enumerate(ids) if header[:1] == (token,))
     return found, next((i for i in found if ids[i : i + len(header)] == header), 0)
 
 
 def _sent(most: int | None, keep: float | None) -> int | None:
-    """How long a prompt may be of which at most so many tokens are kept."""
+    """Longest prompt of which at most so many tokens are kept."""
     return most if most is None or keep is None else math.ceil(most / keep)
 
 
 def _check(ids: Sequence[int], most: int | None) -> None:
-    """Give up a text of several parts as one of a single part is given up, which is counted to its end if short."""
+    """Raise TooManyTokens for a text of several parts under the conditions of a single part."""
     if most is not None and len(ids) > most + PIECE:
         raise TooManyTokens(len(ids))
 
 
 def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables for a template. Raises ConfigError for names that are the request's own, or none that it can use."""
+    """Variables for a template. Raises ConfigError for reserved or invalid names."""
     for name, value in given.items():
         if name in ("messages", "tools", "self"):
             raise ConfigError(f"chat_template_kwargs.{name}: not a variable of its own; leave it out")

@@ -1,4 +1,4 @@
-"""Requests of a session: typed, plain data that names every parameter that is honoured, and no other.
+"""Requests of a session: typed plain data with every supported parameter and no other.
 
 Requests can be pickled or sent as JSON to an engine in another process. Callables are not part of a request: they
 travel beside it in `Hooks`, which only a session in the same process accepts (docs/decisions/0006).
@@ -24,20 +24,20 @@ __all__ = ["ChatRequest", "CompletionRequest", "GenerationOptions", "GrammarSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """What completions and chats share.
+    """Options of completions and chats.
 
     Attributes:
         max_tokens: None fills the context, 0 only prefills the prompt.
         logprobs: None for none, else how many alternatives per token (0 is allowed).
         mode, budget: Override the engine's speculation for this request.
-        return_steps: Give a StepReport of every step.
-        return_tokens: Deltas name their tokens also without logprobs.
-        min_tokens: The answer does not end of its own accord before.
-        ignore_eos: It never does (a grammar still ends it).
-        stop_token_ids: Tokens that end it too, and are not shown.
-        penalize_prompt: Penalties count the prompt too, not only what is generated.
-        prompt_keep: The share of the prompt that is prefilled, lossy (see `text.prompt_selection`); None: all of it.
-        prompt_scorer: "lexical" has it chosen by words where a model would choose it.
+        return_steps: Emit a StepReport for every step.
+        return_tokens: Deltas have their tokens also without logprobs.
+        min_tokens: The end-of-generation token is masked before so many tokens.
+        ignore_eos: It is always masked (a grammar still ends the answer).
+        stop_token_ids: Further tokens that end the answer, and are not shown.
+        penalize_prompt: Penalties count the prompt too, not only generated tokens.
+        prompt_keep: The share of the prompt to prefill, lossy (see `text.prompt_selection`); None: all of it.
+        prompt_scorer: "lexical" overrides a scorer model.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -74,10 +74,10 @@ class CompletionRequest(GenerationOptions):
     """Continue a text, a token list, or a list of tokens and texts.
 
     Attributes:
-        suffix: Ask for what belongs between prompt and suffix.
-        suffix_first: Show the model the suffix first.
-        files: Others that it sees before both, `filename` and `text`.
-        prompt_logprobs: Also report the prompt's own tokens; nothing of it is then taken from the prefix cache.
+        suffix: Fill in between prompt and suffix.
+        suffix_first: The suffix comes first in the prompt.
+        files: Other files in front of both, `filename` and `text`.
+        prompt_logprobs: Also report the prompt's tokens; the prefix cache is then not used.
     """
 
     prompt: str | Sequence[int | str]
@@ -96,12 +96,12 @@ class ChatRequest(GenerationOptions):
     Attributes:
         parallel_tool_calls: False ends the answer after one call.
         template: Source text of a chat template instead of the session's own.
-        enable_thinking: None leaves the choice to the session, and where that has none to the template.
-        reasoning_budget: Tokens of reasoning before its end is forced, -1 without a limit; None leaves it to
-            `reasoning_effort` (see `session.thinking`), and where that is None too to the session.
-        split_reasoning: False leaves reasoning in the text, None leaves that to the session.
-        continue_final_message: The last message is from the assistant and is to be continued.
-        add_generation_prompt: False: the prompt ends behind the last message, without opening the assistant's.
+        enable_thinking: None: the session's choice, else the template's.
+        reasoning_budget: Tokens of reasoning before its end is forced, -1 without a limit; None: by
+            `reasoning_effort` (see `session.thinking`), else the session's.
+            split_reasoning: False leaves reasoning in the text; None: the session's choice.
+            continue_final_message: The last message is the assistant's and is to be continued.
+            add_generation_prompt: False: the prompt ends after the last message, without opening the assistant's.
     """
 
     messages: Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""The raw logits behind an emitted token, for its log-probability and for stopping criteria."""
+"""The raw logits of an emitted token, for its log-probability and for stopping criteria."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Thread-safe queue and scheduling loop of all generations of an engine: admit, prefill, step.
 
-It is driven by a thread of its own (`start`) or by the callers that wait for events, one at a time. Callers that drive have two
-more rules: a sequence goes on only while its caller waits for it, and a thread that calls again cuts off the stream that it left.
+The driver is a thread of its own (`start`) or the callers that wait for events, one at a time. With driving callers a sequence
+advances only while its caller waits for it, and a thread that makes a new call ends the stream that it left unfinished.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ log = logging.getLogger("dflash_ggml")
 T = TypeVar("T")
 Events = Generator[Any, None, None]
 
-SHARED = 64  # tokens of a prompt that are worth waiting for while another one prefills them
-POLL_S = 0.5  # a thread that ends notifies no other: those that wait for it look this often
+SHARED = 64  # shared prompt tokens worth waiting for while another prompt prefills them
+POLL_S = 0.5  # seconds between checks, since a thread that ends notifies nobody
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over all steps so far.
+    """Totals over all steps.
 
     Attributes:
         passes: Steps.
-        columns: Columns of their passes: drafted tokens, and one of each sequence.
+        columns: Columns of their passes: drafted tokens, and one per sequence.
         sequences: Sequences in them.
-        emitted: Tokens that they gave.
-        preemptions: Sequences that gave up their slot for want of cache rows.
-        seconds: Time in them.
+        emitted: Tokens emitted.
+        preemptions: Sequences preempted for lack of cache rows.
+        seconds: Time in steps.
     """
 
     passes: int = 0
@@ -53,7 +53,7 @@ class Tally:
     seconds: float = 0.0
 
     def add(self, steps: list[Step]) -> None:
-        """One step."""
+        """Add one step."""
         self.passes += 1
         self.sequences += len(steps)
         self.columns += sum([step.n_draft + 1 for step in steps])
@@ -61,26 +61,26 @@ class Tally:
 
 
 class Loan(Generation):
-    """Work of a caller on a slot, done between two steps.
+    """A caller's function to run on a slot between two steps.
 
     Args:
         work: Called with the slot.
-        ids: The slot that holds the longest prefix of these is best.
-        room: Tokens that it needs cache rows for.
+        ids: The slot with the longest prefix of these is preferred.
+        room: Tokens that need cache rows.
     """
 
     def __init__(self, work: Callable[[CachedSlot], Any], ids: Sequence[int], room: int) -> None:
         super().__init__(ids, {})
         self.work, self.result = work, None
-        self.remaining = room  # for the budget it is a prompt
+        self.remaining = room  # the budget treats it as a prompt
 
     def reservations(self) -> tuple[int, ...]:
-        """Its room, as if it were a prompt."""
+        """Its rows, as of a prompt."""
         return (self.remaining,)
 
 
 class WorkOn:
-    """Work that an error, or an interrupt, ends together with these generations and with no others."""
+    """Context whose error or interrupt ends exactly these generations."""
 
     __slots__ = ("_fail", "_generations")
 
@@ -93,7 +93,7 @@ class WorkOn:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Errors are raised to their callers; interrupts here as well."""
+        """Pass errors to the generations' callers; interrupts are raised here too."""
         if error is None:
             return False
         is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
@@ -111,15 +111,15 @@ class Scheduler:
         self.budget, self.tally = PrefillBudget(self.engine.device.is_gpu), Tally()
         self.joins = self.engine.joins
         self.waiting: deque[Generation] = deque()
-        self.running: list[Generation] = []  # in the order in which they began, preempted ones included
-        self._open: list[Generation] = []  # whose events are being read
-        # an interrupt cannot leave these locked, as it could locks that are taken by Python code
+        self.running: list[Generation] = []  # in order of their start, preempted ones included
+        self._open: list[Generation] = []  # generations whose events are being read
+        # C locks: an interrupt cannot leave them locked, as it could locks implemented in Python
         self._driver = threading.RLock()  # held by the driver, the only thread that touches the engine
-        self._lock = threading.RLock()  # held while the queues change
+        self._lock = threading.RLock()  # guards the queues
         self._changed = threading.Condition(self._lock)  # notified of events and ends
-        self._version = 0  # of what the condition tells
+        self._version = 0  # number of notifications
         self._thread: threading.Thread | None = None
-        self._closed = self._is_untold = False
+        self._closed = self._is_unnotified = False
 
     # ---- callers
 
@@ -143,16 +143,16 @@ class Scheduler:
             if self._closed:
                 raise ConfigError("the session is closed")
             self.waiting.extend(generations)
-            self._tell()
+            self._notify()
 
     def events(self, generation: Generation) -> Events:
-        """The events of a generation that was submitted. Raises its error."""
+        """The events of a submitted generation. Raises its error."""
         generation.reader = threading.current_thread()
         self._open.append(generation)
         try:
             while True:
                 generation.reader = threading.current_thread()
-                ended = generation.ended  # events that are appended before it is set are seen
+                ended = generation.ended  # read first: events appended before it is set are not missed
                 if generation.events:
                     yield generation.events.popleft()
                 elif not ended:
@@ -166,15 +166,15 @@ class Scheduler:
             self.abandon(generation)
 
     def abandon(self, generation: Generation) -> None:
-        """The events are no longer read."""
+        """Note that its events are no longer read."""
         generation.abandoned = True
         if not generation.ended and self._thread is None and not self.is_driven_here():
             with self._driver:
                 self._drop()
-            self._tell()
+            self._notify()
 
     def borrow(self, work: Callable[[CachedSlot], T], ids: Sequence[int] = (), room: int = 1) -> T:
-        """Do something with a free slot between two steps: the one that has most of `ids`, with rows for `room` tokens."""
+        """Run a function on a free slot between two steps: that with the longest prefix of `ids`, with `room` rows."""
         loan = Loan(work, ids, max(min(room, self.engine.n_ctx), 1))
         self.submit(loan)
         try:
@@ -190,12 +190,12 @@ class Scheduler:
         return self._driver._is_owned()  # type: ignore[attr-defined]
 
     def _refuse_inside(self) -> None:
-        """Raise ConfigError for a call from inside an iteration, which it would wait for."""
+        """Raise ConfigError for a call from inside an iteration, which would deadlock."""
         if self.is_driven_here():
             raise ConfigError("this call came from inside a step on the same model; make it after the step")
 
     def _cut_off(self, is_gone: Callable[[threading.Thread], bool]) -> None:
-        """End the streams whose readers will not come back."""
+        """End the open streams whose reader satisfies `is_gone`."""
         for generation in list(self._open):
             if is_gone(generation.reader):
                 self._end(generation)
@@ -205,7 +205,7 @@ class Scheduler:
                 )
 
     def _wait(self, generation: Generation) -> None:
-        """Until there are events, or the end."""
+        """Wait for events or the end."""
         self._refuse_inside()
         if self._thread is not None:
             with self._lock:
@@ -213,13 +213,13 @@ class Scheduler:
             return
         me = threading.current_thread()
         generation.is_awaited = True
-        generation.lap()  # what its caller did meanwhile is no time of ours
+        generation.lap()  # the caller's own time does not count
         try:
             while not (generation.events or generation.ended):
                 with self._driver:
                     goes_on = bool(generation.events or generation.ended) or self.iterate()
                     seen = self._version
-                    if not goes_on:  # it may wait for the stream of a thread that has ended
+                    if not goes_on:  # it may be waiting for the stream of a thread that has ended
                         self._cut_off(lambda reader: reader is not me and not reader.is_alive())
                 with self._lock:
                     if not goes_on and seen == self._version:
@@ -238,15 +238,15 @@ class Scheduler:
         while True:
             with self._lock:
                 while not self._closed and not self.is_busy:
-                    if self._is_untold:
-                        self._tell()
+                    if self._is_unnotified:
+                        self._notify()
                     self._changed.wait()
                 if self._closed:
                     return
             with self._driver:
                 try:
                     self.iterate()
-                except BaseException as error:  # a fault of ours; later requests are answered all the same
+                except BaseException as error:  # a bug of ours; later requests are still answered
                     log.exception("an iteration failed")
                     self._end_all(as_exception(error))
 
@@ -255,16 +255,16 @@ class Scheduler:
         self._refuse_inside()
         with self._lock:
             self._closed = True
-            self._tell()
+            self._notify()
         if self._thread is not None:
             self._thread.join()
         with self._driver:
             self._end_all(DflashError("the session was closed before this answer had ended"))
 
-    def _tell(self) -> None:
-        """Wake those that wait."""
+    def _notify(self) -> None:
+        """Notify waiting threads."""
         with self._lock:
-            self._is_untold, self._version = False, self._version + 1
+            self._is_unnotified, self._version = False, self._version + 1
             self._changed.notify_all()
 
     @property
@@ -274,7 +274,7 @@ class Scheduler:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Generations that run, and that wait: for a slot, or preempted."""
+        """Number of running and of waiting generations (for a slot, or preempted)."""
         with self._lock:
             preempted = sum(generation.preempted is not None for generation in self.running)
             return {"running": len(self.running) - preempted, "waiting": len(self.waiting) + preempted}
@@ -282,7 +282,7 @@ class Scheduler:
     # ---- an iteration
 
     def iterate(self) -> bool:
-        """Admit, prefill, step all that decode; False where nothing could be done. For the driver."""
+        """Admit, prefill, and step all decoding sequences; False if there was nothing to do. For the driver only."""
         did = True  # unless it is known that nothing was
         try:
             dropped, admitted, decoding = self._drop(), self._admit(), self._decoding()
@@ -294,17 +294,17 @@ class Scheduler:
         finally:
             goes_on = any(generation.is_decoding for generation in self.running)
             if self._thread is not None and self.engine.device.is_gpu and goes_on:
-                # events are delivered while the next step waits for the GPU, which would wait for all threads that are woken now
-                self._is_untold = True
-                self.engine.device.before_waiting(self._tell)
+                # deliver events while the next step waits for the GPU: waking threads now would delay that step
+                self._is_unnotified = True
+                self.engine.device.before_waiting(self._notify)
             elif did:
-                self._tell()
+                self._notify()
 
     def _goes_on(self, generation: Generation) -> bool:
         return self._thread is not None or generation.is_awaited or generation.runs_ahead
 
     def _active(self) -> list[Generation]:
-        """Running generations that may go on now."""
+        """Running generations that may advance now."""
         return [generation for generation in self.running if self._goes_on(generation)]
 
     def _decoding(self) -> list[Generation]:
@@ -314,13 +314,13 @@ class Scheduler:
         return WorkOn(self._fail, generations)
 
     def _timed(self, work: Callable[[], Any]) -> tuple[float, bool]:
-        """Do some work; the seconds that it took, and whether no graph was built for it."""
+        """Run a function; returns its seconds, and whether no graph was built."""
         built, began = self.engine.graph_counts()["graphs"], time.perf_counter()
         work()
         return time.perf_counter() - began, self.engine.graph_counts()["graphs"] == built
 
     def _drop(self) -> bool:
-        """End what is no longer read, and what was asked to stop; whether there was any."""
+        """End abandoned and cancelled generations; returns whether there were any."""
         with self._lock:
             known = [g for g in (*self.waiting, *self.running) if g.abandoned or g.should_stop is not None]
         for generation in known:
@@ -341,10 +341,10 @@ class Scheduler:
     # ---- admission
 
     def _admit(self) -> bool:
-        """Preempted generations first, then those that wait, as long as there are slots; whether there was any. Where sequences
-        decode, none behind one for which K/V rows were copied: they have a step between two.
+        """Admit preempted generations, then waiting ones, while there are slots; returns whether there were any.
 
-        None while a sequence is short of rows: they would be taken from under it.
+        While sequences decode, at most one admission per step copies K/V rows. None is admitted while a running sequence lacks
+        rows, which have priority.
         """
         did = lent = False
         copies, is_decoding = self.slots.copies, bool(self._decoding())
@@ -355,7 +355,7 @@ class Scheduler:
                 if not self._resume(generation):
                     return did
                 did = True
-                if is_decoding:  # its own rows were
+                if is_decoding:  # its own rows were copied
                     return did
         with self._lock:
             waiting = [generation for generation in self.waiting if self._goes_on(generation)]
@@ -366,7 +366,7 @@ class Scheduler:
             if self._is_prefilled_elsewhere(generation):
                 continue
             if isinstance(generation, Loan) and (lent or not self._may_lend(generation)):
-                continue  # sequences have a step between two
+                continue  # decode a step between two copies
             with self._work_on(generation):
                 generation.slot = self._slot_for(generation)
                 if generation.slot is None:
@@ -385,7 +385,7 @@ class Scheduler:
         return did
 
     def _start(self, generation: Generation, slot: CachedSlot) -> None:
-        """Bring a slot to what is known of a prompt."""
+        """Restore the longest cached prefix of a prompt in a slot."""
         generation.lap()
         cached = slot.start(
             generation.ids, generation.boundaries, generation.first_answer, generation.wants_prompt_logits
@@ -394,7 +394,7 @@ class Scheduler:
         generation.begin(cached)
 
     def _start_scoring(self, generation: Scoring) -> bool:
-        """Let a prompt be scored, unless another one is."""
+        """Start scoring a prompt, unless another one is being scored."""
         if any(other.is_scoring for other in self.running):
             return False
         with self._work_on(generation):
@@ -405,7 +405,7 @@ class Scheduler:
         return True
 
     def _slot_for(self, generation: Generation) -> CachedSlot | None:
-        """A slot for a generation that waits. Raises NoRoomError where it is alone and there are too few rows."""
+        """A slot for a waiting generation. Raises NoRoomError if it is alone and there are too few rows."""
         for room in generation.reservations():
             slot = self.slots.take(generation.ids, min(room, self.engine.n_ctx))
             if slot is not None:
@@ -415,11 +415,11 @@ class Scheduler:
         raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
 
     def _may_lend(self, loan: Loan) -> bool:
-        """Whether decoding sequences can wait for a caller's work: as for a prompt of so many tokens."""
+        """Whether decoding sequences can wait for a caller's work; it counts like a prompt of so many tokens."""
         return self.budget.choose([loan], len(self._decoding()), time.perf_counter()) is not None
 
     def _lend(self, loan: Loan, slot: CachedSlot) -> None:
-        """Do a caller's work on a slot."""
+        """Run a caller's work on a slot."""
 
         def work() -> None:
             loan.result = loan.work(slot)
@@ -430,7 +430,7 @@ class Scheduler:
         self._end(loan)
 
     def _is_prefilled_elsewhere(self, generation: Generation) -> bool:
-        """Whether a prompt that is being prefilled has much in common with this one: that is done once."""
+        """Whether another prompt being prefilled shares a long prefix with this one, which is then prefilled once."""
         for other in self._active():
             if not other.is_prefilling or other.slot is None or generation.wants_prompt_logits:
                 continue
@@ -445,17 +445,19 @@ class Scheduler:
     # ---- prefill
 
     def _prefill(self, decoding: list[Generation]) -> tuple[bool, bool]:
-        """Chunks of prompts: one where no sequence decodes, else as many as those may wait for, or one in the pass of their step.
+        """Prefill chunks of prompts.
+
+        One chunk if no sequence decodes, else as many as the budget allows, or one in the pass of the decode step.
 
         Returns:
-            Whether there was any, and whether the sequences were stepped.
+        Whether there was any, and whether the sequences were stepped.
         """
         did, n_decoding = False, sum(not generation.is_short for generation in decoding)
         while prompts := [generation for generation in self._active() if generation.is_prefilling]:
             most: int | None = None
             generation = next((prompt for prompt in prompts if not prompt.remaining), None)
             if generation is None:
-                is_one_enough = did and not n_decoding  # its caller gets its events first
+                is_one_enough = did and not n_decoding  # deliver its events to the caller first
                 choice = (
                     None if is_one_enough else self.budget.choose(prompts, n_decoding, time.perf_counter())
                 )
@@ -474,12 +476,12 @@ class Scheduler:
         return did, False
 
     def _can_join(self, generation: Generation) -> bool:
-        """Whether the next chunk of a prompt can share the pass of a step; how long one takes alone is known by the first."""
+        """Whether the next chunk of a prompt can share the pass of a step; the first step runs alone, to measure it."""
         is_plain = not (isinstance(generation, Scoring) or generation.wants_prompt_logits)
         return self.joins and is_plain and generation.remaining > 0 and self.tally.passes > 0
 
     def _prefill_joined(self, generation: Generation, most: int | None, decoding: list[Generation]) -> None:
-        """Prefill at most so many tokens in the pass of a step of all that decode."""
+        """Prefill at most so many tokens in the pass of a step of all decoding sequences."""
         steps: list[Step | Exception] = []
 
         def step(run: Verify) -> None:
@@ -501,7 +503,7 @@ class Scheduler:
         beside: Callable[[Verify], None] | None = None,
         others: int = 0,
     ) -> None:
-        """Prefill at most so many tokens; behind the last chunk the first token is drawn. beside, others: see
+        """Prefill at most so many tokens; after the last chunk the first token is drawn. beside, others: see
         `CachedSlot.prefill`."""
         slot, before = generation.slot, generation.remaining
         assert slot is not None
@@ -525,7 +527,7 @@ class Scheduler:
             self._take(generation, slot.first())
 
     def _score_chunk(self, generation: Scoring, most: int | None, others_wait: bool) -> None:
-        """Score at most so many tokens of a prompt; behind the last chunk it is known what is prefilled."""
+        """Score at most so many tokens of a prompt; after the last chunk the selection is known."""
         if before := generation.remaining:
             took, is_warm = self._timed(lambda: generation.advance(most))
             tokens = before - generation.remaining
@@ -536,7 +538,7 @@ class Scheduler:
     # ---- decoding
 
     def _step(self, generations: list[Generation]) -> bool:
-        """One step of all these sequences."""
+        """Run one step of all these sequences."""
         with self._work_on(*generations):
             began = time.perf_counter()
             steps = (
@@ -552,7 +554,7 @@ class Scheduler:
         return bool(generations)
 
     def _hand_out(self, generations: list[Generation], steps: list[Step | Exception]) -> int:
-        """Give each generation its step; returns how many there are."""
+        """Deliver each generation's step; returns their number."""
         done = [step for step in steps if not isinstance(step, Exception)]
         if done:
             self.tally.add(done)
@@ -561,14 +563,14 @@ class Scheduler:
             if not generation.is_short:
                 with self._work_on(generation):
                     self._take(generation, step)
-        for generation, step in zip(generations, steps):  # preempted ones have no step under way
+        for generation, step in zip(generations, steps):  # preempted ones have none
             if isinstance(step, NoRoomError):
                 with self._work_on(generation):
                     self._make_room(generation, step)
         return len(done)
 
     def _take(self, generation: Generation, step: Step | Exception) -> None:
-        """Hand a step to its generation. Raises the error that there is instead."""
+        """Deliver a step to its generation. Raises the error if the step failed."""
         if isinstance(step, Exception):
             raise step
         generation.take(step)
@@ -576,11 +578,11 @@ class Scheduler:
             generation.finish()
             self._end(generation)
 
-    # ---- where cache rows are short
+    # ---- lack of cache rows
 
     def _make_room(self, generation: Generation, error: NoRoomError) -> None:
-        """Get rows for a sequence: idle slots go, then the newest sequences are preempted until there is room again. It takes the
-        rows at once, before those that had them come back for them."""
+        """Free rows for a sequence: close idle slots, then preempt the newest sequences until the rows suffice. The sequence
+        takes them at once, before preempted ones can resume."""
         while generation.is_decoding and not self._grow(generation):
             if self.slots.shrink():
                 continue
@@ -594,7 +596,7 @@ class Scheduler:
                 raise ContextOverflowError(str(error))
 
     def _grow(self, generation: Generation) -> bool:
-        """Whether a sequence gets rows to go on with."""
+        """Try to extend a sequence's rows; returns whether it can advance."""
         assert generation.slot is not None
         slot = generation.slot.slot
         if not slot.grow(min(slot.n_tokens + RESERVE, self.engine.n_ctx)) and not slot.grow(
@@ -605,7 +607,7 @@ class Scheduler:
         return True
 
     def _preempt(self, generation: Generation) -> None:
-        """Take a sequence off the device; it goes on where it was."""
+        """Preempt a sequence: move its state to the host, to be resumed later."""
         slot = generation.slot
         assert slot is not None
         generation.preempted = slot.slot.snapshot()
@@ -614,7 +616,7 @@ class Scheduler:
         self.slots.close_slot(slot)
 
     def _resume(self, generation: Generation) -> bool:
-        """Let a preempted sequence go on, or end with its error; False where there are too few rows."""
+        """Resume a preempted sequence, or end it with its error; False if there are too few rows."""
         snapshot, sequence = generation.preempted, generation.sequence
         assert snapshot is not None and sequence is not None
         with self._work_on(generation):
@@ -633,10 +635,10 @@ class Scheduler:
             known = [*self.waiting, *self.running]
         for generation in known:
             self._end(generation, error)
-        self._tell()
+        self._notify()
 
     def _fail(self, generation: Generation, error: Exception) -> None:
-        """End a generation with an error; its slot may be inconsistent, and is emptied."""
+        """End a generation with an error; its slot may be inconsistent, and is reset."""
         slot = generation.slot
         self._end(generation, error)
         if slot is not None:
@@ -646,7 +648,7 @@ class Scheduler:
                 log.exception("a slot could not be emptied")
 
     def _end(self, generation: Generation, error: Exception | None = None) -> None:
-        """End a generation; the tokens of its slot stay until that is needed."""
+        """End a generation; its slot keeps the tokens until it is needed."""
         if generation.ended:
             return
         slot, generation.slot = generation.slot, None

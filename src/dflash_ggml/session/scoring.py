@@ -1,4 +1,4 @@
-"""Scoring of a prompt by a model, in chunks between the steps of sequences, so that the part of it to prefill can be chosen."""
+"""Scoring of a prompt by a model, in chunks between decode steps, to select the part to prefill."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """What a scorer is given: all tokens up to the question's end, or, where units lie behind the question, up to theirs with the
-    question once more.
+    """Input of a scorer: all tokens up to the question's end; if units follow the question, up to the last unit, then the
+    question again.
 
     Attributes:
         ids: In the scorer's vocabulary.
-        window: The last tokens, which ask.
-        units: Where each unit lies in them.
+        window: The last tokens: the question.
+        units: The range of each unit in ids.
     """
 
     ids: list[int]
@@ -39,8 +39,7 @@ class ScoredText:
     def of(
         cls, ids: Sequence[int], choice: Choice, target: Tokenizer, scorer: Tokenizer | None
     ) -> ScoredText:
-        """The tokens of a prompt, or, for a scorer with a vocabulary of its own, the same bytes in that: unit by unit, so that
-        none of its tokens belongs to two."""
+        """The tokens of a prompt, in the scorer's vocabulary: tokenised unit by unit, so that no token spans two units."""
         a, b = choice.question
         end = choice.units[-1][1]
         end = max(a, end)
@@ -72,13 +71,13 @@ class ScoredText:
 
 
 class Scoring(Generation):
-    """A model's choice of what is prefilled of a prompt: a generation without slot and sequence; `prepared` has it at the end.
+    """Selection of a prompt's part by a scorer model: a generation without slot and sequence; the result is in `prepared`.
 
     Attributes:
-        remaining: Tokens that the scorer has still to take in. It holds one prompt at a time.
+        remaining: Tokens left to score. The scorer holds one prompt at a time.
 
     Raises:
-        ContextOverflowError: The prompt is longer than the scorer has room for.
+        ContextOverflowError: The prompt exceeds the scorer's limit.
     """
 
     is_scoring = True
@@ -93,7 +92,7 @@ class Scoring(Generation):
         n, limit = len(self._text.ids), self._scorer.limit
         if n > limit:
             raise ContextOverflowError(
-                f"Requested tokens ({n}) exceed the {limit} that the prompt scorer reads (prompt_scorer: lexical has no limit)",
+                f"Requested tokens ({n}) exceed the prompt scorer's limit of {limit} (prompt_scorer: lexical has no limit)",
                 n,
                 limit,
             )
@@ -102,11 +101,11 @@ class Scoring(Generation):
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether the scorer has begun with it."""
+        """Whether scoring has begun."""
         return self._has_begun and not self.ended
 
     def start(self) -> None:
-        """Let the scorer begin; nothing remains where the choice was made meanwhile, for another request."""
+        """Begin scoring; nothing remains if another request made the same selection meanwhile."""
         self._has_begun = True
         self.lap()
         if (settled := self._prompts.settled(self.prepared)) is not None:
@@ -117,7 +116,7 @@ class Scoring(Generation):
         self.remaining = self._total = len(self._text.ids) - known
 
     def advance(self, most: int | None) -> None:
-        """Score a chunk of at most so many tokens; behind the last one the choice is made."""
+        """Score a chunk of at most so many tokens; after the last one the selection is made."""
         with self._engine.held():
             self.remaining = self._scorer.advance(most)
             masses = None if self.remaining else self._scorer.masses()
@@ -127,6 +126,6 @@ class Scoring(Generation):
             self.prepared = self._prompts.chosen(self.prepared, self._text.scores(masses), self._ms)
 
     def finish(self, cancelled: bool = False) -> None:
-        """Settle the choice without scores where none was made, so that the request can end."""
-        if self.prepared.choice is not None:  # a request that ends all the same needs no good choice
+        """Make the selection without scores if there is none yet, so that the request can end."""
+        if self.prepared.choice is not None:  # the request ends anyway, so the selection need not be good
             self.prepared = self._prompts.chosen(self.prepared, None, self._ms)

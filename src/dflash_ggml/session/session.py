@@ -44,19 +44,19 @@ NO_HOOKS = Hooks()
 
 
 class Session:
-    """An engine with what its requests share: chat templates, grammar compiler, scheduler and prefix cache.
+    """An engine with the parts that requests share: chat templates, grammar compiler, scheduler and prefix cache.
 
     Args:
-        engine: all of whose slots the scheduler takes.
-        cache_bytes: budget of the prefix cache in host memory (0 turns it off).
-        template: chat template source, instead of the model's own.
-        thinking: on or off for chats that do not say; None leaves it to the template.
-        variables: of the template, where a chat does not set them.
-        split_reasoning: whether reasoning is set apart from the text, for chats that do not say.
-        reasoning_budget: tokens of reasoning before its end is forced, for chats that do not say; None or -1 for no limit.
-        vet: asked before a grammar is compiled (see GrammarCompiler).
-        disk: where prefixes outlive this process; `close` writes the last ones.
-        prompt_keep: the least share of its prompt that a request may have prefilled, lossy; None: all is prefilled.
+        engine: The scheduler takes all of its slots.
+        cache_bytes: Budget of the prefix cache in host memory (0 turns it off).
+        template: Chat template source, instead of the model's own.
+        thinking: Default of chats, on or off; None leaves it to the template.
+        variables: Defaults of the template's variables.
+        split_reasoning: Default of chats: whether reasoning is separated from the text.
+        reasoning_budget: Default of chats: tokens of reasoning before its end is forced; None or -1 for no limit.
+        vet: Called before a grammar is compiled (see GrammarCompiler).
+        disk: Persistent prefix cache; `close` writes the last prefixes.
+        prompt_keep: Smallest share of a prompt that a request may keep, lossy; None: prompts are never shortened.
 
     Raises:
         ConfigError: the template does not compile, cannot take a variable, or the budget is below -1.
@@ -108,7 +108,7 @@ class Session:
         return self.templates.source is not None and self.templates.of(None)[0].supports_thinking
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
-        """Render and tokenise a request's prompt, for run_chat or run_completion; any thread may, at any time.
+        """Render and tokenise a request's prompt, for run_chat or run_completion; thread-safe.
 
         Raises:
             ConfigError: The prompt cannot be rendered, or the grammar not compiled.
@@ -141,7 +141,7 @@ class Session:
         try:
             bound = self.constraint(prepared)
             if bound is not None:
-                # compiled here and kept, or refused before anything waits for it
+                # compile and cache now, so that errors come before queueing
                 self.grammars.matcher(bound.spec)
         except ConfigError as error:
             fault = find_fault(binding_schemas(request), self.grammars.refusal)
@@ -151,10 +151,10 @@ class Session:
     def chosen(
         self, prepared: Prepared, should_stop: Callable[[], bool] | None = None
     ) -> Generator[Event, None, Prepared]:
-        """A prompt of which it is settled what is prefilled; where a model chooses, it is scored first, which yields progress.
+        """The prompt with its selection made; a scorer model runs first, which yields progress.
 
         Raises:
-            ContextOverflowError: The prompt is too long for the scorer.
+            ContextOverflowError: The prompt exceeds the scorer's limit.
         """
         if prepared.choice is None:
             return prepared
@@ -163,10 +163,10 @@ class Session:
         return scoring.prepared
 
     def constraint(self, prepared: Prepared) -> Constraint | None:
-        """The constraint on the form of an answer that follows from a request, None without one.
+        """The constraint on the answer's form that a request implies, None without one.
 
         Raises:
-            ConfigError: Demands exclude each other.
+            ConfigError: Options exclude each other.
         """
         asked = prepared.request
         if isinstance(asked, CompletionRequest):
@@ -183,25 +183,25 @@ class Session:
             strict=is_strict(asked.tools),
         )
         if bound is not None and prepared.reasoning != "closed" and not bound.is_turn:
-            # what binds the answer does not bind the thinking before it
+            # constraints do not apply to reasoning
             before = harmony.FINAL if template.is_harmony else (template.tags.end_think,)
             return replace(bound, after=(*before, *bound.after))
         return bound
 
     def processor(self, prepared: Prepared) -> GrammarProcessor | None:
-        """What keeps the answer within its constraint, for one generation."""
+        """The logits processor of a constraint, for one generation."""
         bound = self.constraint(prepared)
         if bound is None:
             return None
         return self.grammars.processor(bound.spec, len(prepared.ids), bound.after, bound.repeat)
 
     def thought_limit(self, prepared: Prepared) -> ThoughtLimit | None:
-        """What bounds the reasoning of a chat; None where nothing does."""
+        """The limit on a chat's reasoning, None without one."""
         asked = prepared.request
         if not isinstance(asked, ChatRequest):
             return None
         template, budget = self.templates.of(asked.template)[0], self.prompts.budget(asked)
-        # models of harmony's form were taught levels of effort
+        # harmony models are trained with effort levels
         if budget is None and asked.reasoning_effort is not None and not template.is_harmony:
             longest = min(self.engine.params.longest_answer, answer_limit(self.engine, prepared))
             budget = effort_budget(asked.reasoning_effort, longest)
@@ -213,7 +213,7 @@ class Session:
         return ThoughtLimit(budget, tuple(self.tokenizer.encode(end)))
 
     def close(self) -> None:
-        """Keep what is to outlive this process, and free the engine's memory."""
+        """Write prefixes to disk, and free the engine's memory."""
         self.scheduler.close()
         try:
             self.slots.close()
@@ -231,7 +231,7 @@ def generation_of(
     hooks: Hooks = NO_HOOKS,
     should_stop: Callable[[], bool] | None = None,
 ) -> RequestGeneration:
-    """What answers a request once it is submitted to the session's scheduler."""
+    """The generation of a request, to be submitted to the session's scheduler."""
     asked = prepared.request
     sink: TextSink | ChatSink
     if isinstance(asked, CompletionRequest):
@@ -272,14 +272,14 @@ def run_chat(
     """Yield the events of one answer; see `events` for their order. Closing the iterator cancels within one step.
 
     Args:
-        session: Whose engine answers.
-        request: The chat, or what `Session.prepare` made of it.
-        hooks: What is called on the way.
-        should_stop: Asked once per step; true cancels.
+        session: The session to use.
+        request: The chat, or the result of `Session.prepare`.
+        hooks: Callables for steps and the end.
+        should_stop: Called once per step; true cancels.
 
     Raises:
         ContextOverflowError: The prompt leaves no room for an answer; at the first next().
-        ConfigError: Something that was asked for cannot be; at the first next().
+        ConfigError: An option cannot be honoured; at the first next().
     """
     prepared = request if isinstance(request, Prepared) else session.prepare(request)
     if not isinstance(prepared.request, ChatRequest):

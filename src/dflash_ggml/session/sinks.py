@@ -14,10 +14,10 @@ from .thinking import ThoughtLimit
 
 
 class Sink:
-    """What both kinds share.
+    """Base of both kinds.
 
-    `events` collects the output, `finish` is set when the output itself ends the answer, `forced` holds the tokens that
-    have to come next.
+    `events` collects the output, `finish` is set when the output itself ends the answer, `forced` holds tokens to be forced
+    next.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: StopStrings) -> None:
@@ -36,7 +36,7 @@ class Sink:
         return self._stops.matched
 
     def _text_of(self, token: int) -> str:
-        """The text that a token completes; none for padding ids beyond the vocabulary."""
+        """Text completed by a token; empty for padding ids beyond the vocabulary."""
         return self._decoder.feed([token]) if token < self._tokenizer.n_vocab else ""
 
 
@@ -63,10 +63,10 @@ class TextSink(Sink):
             self.finish = "stop"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: emit what was held back, unless a stop string ended it.
+        """End of the output: emit held-back text, unless a stop string ended it.
 
         Args:
-            cut: A limit ended it.
+            cut: Whether a limit ended it.
         """
         if self._stops.matched is None:
             visible, stopped = self._stops.feed(self._decoder.flush())
@@ -84,7 +84,7 @@ class ChatSink(Sink):
     Args:
         tokenizer: The model's.
         parser: Splits the text.
-        thought: The parser that tells where reasoning ends, another one where `parser` leaves it in the text.
+        thought: The parser that finds the end of reasoning, a separate one if `parser` leaves it in the text.
         stops: Stop strings, for the visible text.
         one_call: Finish after the first tool call.
         limit: Tokens of reasoning, if they are limited.
@@ -113,7 +113,7 @@ class ChatSink(Sink):
         return self._parser.n_calls
 
     def _end_of_thought(self) -> tuple[int, ...]:
-        """What ends reasoning whose budget is used up; a character that was begun is completed before."""
+        """Tokens that end reasoning at its budget; an incomplete character is completed first."""
         if self._limit is None or not self._thought.in_reasoning:
             return ()
         most = self._limit.budget + (3 if self._decoder.in_character else 0)
@@ -133,7 +133,7 @@ class ChatSink(Sink):
             _read(self._thought, text, tag)
         self.forced = self._end_of_thought()
         if not parser.in_text:
-            # what is not settled by now was the tag
+            # unsettled entries belonged to the tag
             self._entries.clear()
         if parser.stopped:
             self.finish = "stop"
@@ -141,10 +141,10 @@ class ChatSink(Sink):
             self.finish = "tool_calls"
 
     def flush(self, cut: bool = False) -> None:
-        """The output is over: emit what was held back.
+        """End of the output: emit held-back text.
 
         Args:
-            cut: A limit ended it, not the model.
+            cut: Whether a limit ended it, not the model.
         """
         self._take(self._parser.feed(self._decoder.flush()) + self._parser.flush(cut))
 
@@ -157,7 +157,7 @@ class ChatSink(Sink):
 
 
 def _read(parser: ChatParser, text: str, tag: str | None) -> list[Delta]:
-    """What a parser makes of a text and a control token behind it."""
+    """Parse a text followed by a control token."""
     return parser.feed(text) + ([] if tag is None else parser.mark(tag))
 
 

@@ -1,4 +1,4 @@
-"""The slots of an engine as cached prefixes of prompts, and the prefix cache that they share."""
+"""Slots of an engine as cached prefixes of prompts, with their shared prefix cache."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Logits = NDArray[np.float32]
 
 
 class CachedSlot:
-    """A slot of the engine and how its tokens relate to prompts; only this class resets or restores it.
+    """A slot of the engine with its cached prefix; only this class resets or restores it.
 
     Attributes:
-        busy: A generation has it.
-        used: When one last got it, in generations.
+        busy: Whether a generation has it.
+        used: When it was last taken, counted in generations.
     """
 
     def __init__(self, slot: Slot, slots: Slots) -> None:
         self.slot, self.cache, self._slots = slot, slots.cache, slots
         self.busy, self.used = False, 0
-        self._marks = set[int]()  # positions of the prompt in work at which to keep a snapshot
-        self._first_answer = 0  # position at which the conversation is no other's any more
-        self._has_ended = False  # whether the tokens end with a whole answer
+        self._marks = set[int]()  # positions of the current prompt at which to take snapshots
+        self._first_answer = 0  # position from which the conversation is unique
+        self._has_ended = False  # whether the tokens end with a complete answer
         self.is_leaving = False  # whether its K/V rows are about to be overwritten
         self._has_logits = False  # whether the slot's logits belong to its last token
 
@@ -56,7 +56,7 @@ class CachedSlot:
         return self.slot.logits
 
     def holds(self, ids: Ids) -> bool:
-        """Whether the slot has exactly these tokens, with the logits after them."""
+        """Whether the slot holds exactly these tokens and the logits after them."""
         live = self.tokens
         return self._has_logits and len(live) == len(ids) == common_prefix(live, ids)
 
@@ -65,7 +65,7 @@ class CachedSlot:
         return self._prefix(ids, self.cache.longest)[0]
 
     def _prefix(self, ids: Ids, look: Callable[..., Snapshot | None]) -> tuple[int, Snapshot | None]:
-        """The longest known prefix of a prompt, and the snapshot that has it (None: the slot itself)."""
+        """The longest known prefix of a prompt, and its snapshot (None: the slot itself)."""
         live = self.tokens
         shared = common_prefix(live, ids)
         goes_on = shared == len(live) and (shared < len(ids) or (self._has_logits and shared > 0))
@@ -76,23 +76,23 @@ class CachedSlot:
     # ---- prefill
 
     def goes_on(self, ids: Ids) -> bool:
-        """Whether a prompt is of the conversation that the slot holds, or none, or the slot holds none worth keeping."""
+        """Whether a prompt continues the slot's conversation, or neither has one worth keeping."""
         live = self.tokens
         return not len(ids) or len(live) < SHORTEST or common_prefix(live, ids) >= self._first_answer
 
     def start(
         self, ids: Ids, boundaries: Sequence[int] = (), first_answer: int = 0, fresh: bool = False
     ) -> int:
-        """Bring the slot to the longest known prefix of a prompt, and plan where to keep snapshots of the rest.
+        """Restore the longest known prefix of a prompt, and plan the snapshots of the rest.
 
         Args:
-            ids: the prompt.
-            boundaries: positions at which messages start.
-            first_answer: position of the first answer; conversations that part behind it are one that was changed.
-            fresh: prefill all of it.
+            ids: The prompt.
+            boundaries: Positions at which messages start.
+            first_answer: Position of the first answer; conversations that diverge after it count as one that was edited.
+            fresh: Prefill all of it.
 
         Returns:
-            The length of the prefix; that of the prompt only where its logits are there.
+            The length of the prefix; the whole prompt's only if its logits are known.
         """
         if fresh:
             self.reset()
@@ -115,7 +115,7 @@ class CachedSlot:
         return n
 
     def mark(self, position: int) -> None:
-        """Keep a snapshot where another prompt parts from the one in work."""
+        """Plan a snapshot where another prompt diverges from the current one."""
         self._marks.add(position)
 
     def prefill(
@@ -126,13 +126,13 @@ class CachedSlot:
         beside: Callable[[Verify], None] | None = None,
         others: int = 0,
     ) -> None:
-        """Prefill the next chunk of a prompt that was started here: at most so many tokens, up to the next snapshot.
+        """Prefill the next chunk of the started prompt: at most so many tokens, up to the next snapshot.
 
-        logits gets those after every token of the chunk.
+        `logits` is called with those after every token of the chunk.
 
         Args:
             beside: See `Slot.prefill`.
-            others: Sequences that it steps, whose columns are part of the pass.
+            others: Number of sequences that the same pass steps.
         """
         at = self.slot.n_tokens
         left = min((mark for mark in self._marks if mark > at), default=len(ids)) - at
@@ -162,7 +162,7 @@ class CachedSlot:
         self._has_logits = True
 
     def load(self, ids: Sequence[int]) -> None:
-        """Bring the slot to exactly these tokens, with the logits after them."""
+        """Load exactly these tokens, with the logits after them."""
         self.start(ids)
         while not self.holds(ids) and ids:
             self.prefill(ids)
@@ -177,20 +177,20 @@ class CachedSlot:
     # ---- decoding
 
     def begin(self, **how: Any) -> Decoding:
-        """Begin to decode; the logits are consumed.
+        """Begin to decode, which consumes the logits.
 
         Args:
-            how: As the engine's slot takes it.
+        how: Options of `Slot.begin`.
         """
         self._has_logits = False
         return self.slot.begin(**how)
 
     def first(self) -> Step:
-        """The first token, which the prefill gave."""
+        """The first token, from the prefill logits."""
         return self.slot.first()
 
     def resume(self, sequence: Decoding, snapshot: Snapshot) -> None:
-        """Go on with a preempted sequence."""
+        """Resume a preempted sequence."""
         self._save(0)
         self.restore(snapshot)
         self.slot.resume(sequence)
@@ -215,7 +215,7 @@ class CachedSlot:
         self.slot.restore(bare)
 
     def release(self) -> None:
-        """The generation has ended; the tokens stay until the slot is needed."""
+        """End of the generation; the tokens stay until the slot is needed."""
         self._marks.clear()
         self.busy, self._has_ended = False, True
 
@@ -223,18 +223,18 @@ class CachedSlot:
         """Give the slot back to the engine.
 
         Args:
-            keep: The prefix for later prompts.
-            wait: For the disk.
+            keep: Cache the prefix for later prompts.
+            wait: Wait for the disk.
         """
         try:
             if keep:
                 self._save(0, wait)
-        except Exception:  # a prompt is prefilled again; the cache rows are free all the same
+        except Exception:  # the prefix is lost, but the cache rows are free
             log.exception("the prefix of a sequence could not be kept")
         self.slot.close()
 
     def _from_disk(self, ids: Ids, n: int) -> Snapshot | None:
-        """A prefix from the disk that saves enough over n tokens."""
+        """A prefix on disk that is long enough to be worth loading over n known tokens."""
         disk, least = self._slots.disk, n + SHORTEST
         if disk is None or disk.longest(ids, len(ids) - 1) < least:
             return None
@@ -242,9 +242,9 @@ class CachedSlot:
         return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
 
     def _save(self, shared: int, wait: bool = False) -> None:
-        """Complete the snapshots behind `shared` tokens with their K/V rows, which are about to be overwritten.
+        """Complete the snapshots after `shared` tokens with their K/V rows, which are about to be overwritten.
 
-        With that of the whole answer, unless the conversation goes on: then its template renders the answer differently.
+        Includes one of the whole answer, unless the conversation continues: then its template renders the answer differently.
         """
         live, cache, disk = self.tokens, self.cache, self._slots.disk
         if 0 < self._first_answer <= shared:
@@ -269,7 +269,7 @@ class CachedSlot:
         return whole
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Take the tokens of another slot's snapshot."""
+        """Load another slot's snapshot."""
         self._save(common_prefix(self.tokens, snapshot.tokens))
         self.restore(snapshot)
 
@@ -278,8 +278,8 @@ class Slots:
     """All open slots of an engine.
 
     Attributes:
-        disk: Keeps prefixes beyond this process.
-        copies: Of K/V rows to or from the host, so far.
+        disk: Persistent prefix cache.
+        copies: Number of copies of K/V rows to or from the host.
     """
 
     def __init__(self, engine: Engine, cache: PrefixCache, disk: DiskCache | None = None) -> None:
@@ -289,7 +289,7 @@ class Slots:
         cache.on_device = self.on_device
 
     def on_device(self, snapshot: Snapshot) -> bool:
-        """Whether a slot has the K/V rows of a snapshot."""
+        """Whether some slot has the K/V rows of a snapshot."""
         bare = replace(snapshot, rows=None)
         return any(slot.slot.can_restore(bare) for slot in self.all if not slot.is_leaving)
 
@@ -302,9 +302,9 @@ class Slots:
         return max([slot.known(ids) for slot in self.all if not slot.busy], default=0)
 
     def take(self, ids: Ids, room: int) -> CachedSlot | None:
-        """A free slot with cache rows for `room` tokens: the one that has most of a prompt.
+        """A free slot with cache rows for `room` tokens: the one with the longest prefix of a prompt.
 
-        None where all are taken, or too few rows are left.
+        None if all are taken, or too few rows are left.
         """
         ids = np.asarray(ids, np.int32)
         free = [slot for slot in self.all if not slot.busy]
@@ -333,7 +333,7 @@ class Slots:
         return best
 
     def _open(self, room: int) -> CachedSlot | None:
-        """A new slot; idle ones are closed where rows are short. A lone slot gets all rows at once."""
+        """A new slot; closes idle ones if rows are short. A lone slot gets all rows at once."""
         while True:
             try:
                 slot = CachedSlot(self.engine.open(None if self.engine.parallel == 1 else room), self)
@@ -345,7 +345,7 @@ class Slots:
                 return slot
 
     def _share(self, ids: Ids, slot: CachedSlot) -> None:
-        """Copy a prefix of a prompt out of another slot, so that it need not be prefilled again."""
+        """Copy a prompt's prefix from another slot, instead of prefilling it again."""
         found = self.cache.longest(ids, len(ids) - 1, self.can_restore)
         if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:
             return
@@ -353,24 +353,24 @@ class Slots:
         slot.adopt(holder.slot.completed(found, self.cache.rows(found.tokens)))
 
     def close_slot(self, slot: CachedSlot, keep: bool = True, wait: bool = False) -> None:
-        """Give up a slot.
+        """Close a slot.
 
         Args:
-            keep: Its prefix, in memory and on disk.
-            wait: For the disk.
+        keep: Cache its prefix, in memory and on disk.
+        wait: Wait for the disk.
         """
         self.all.remove(slot)
         slot.close(keep, wait)
 
     def shrink(self) -> bool:
-        """Close the idle slot that was used longest ago; False if none is idle."""
+        """Close the least recently used idle slot; False if none is idle."""
         idle = [slot for slot in self.all if not slot.busy]
         if idle:
             self.close_slot(min(idle, key=lambda slot: slot.used))
         return bool(idle)
 
     def close(self) -> None:
-        """Close all slots; what the disk keeps is there afterwards."""
+        """Close all slots, after writing prefixes to disk."""
         while self.all:
             self.close_slot(self.all[-1], keep=self.disk is not None, wait=True)
         if self.disk is not None:
@@ -378,7 +378,7 @@ class Slots:
 
 
 def spread(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Of snapshots of one prompt, the longest first: that one, the shortest, and some between that are far apart."""
+    """A selection of one prompt's snapshots (longest first): the longest, the shortest, and some between, far apart."""
     kept = list(snapshots[:1])
     for snapshot in snapshots[1:]:
         if snapshot is snapshots[-1] or len(kept[-1].tokens) - len(snapshot.tokens) >= INTERVAL:

@@ -20,7 +20,7 @@ class StepReport:
         path: The accepted nodes, root first.
         emitted: The texts that the step added.
         times: Milliseconds by part of the step.
-        sources: What offered each node: 0 for the root, 1 a draft model, 2 prompt lookup, 3 both.
+        sources: Source of each node: 0 for the root, 1 a draft model, 2 prompt lookup, 3 both.
     """
 
     tokens: tuple[int, ...]
@@ -47,7 +47,7 @@ class StepReport:
         if tree is not None and tree.sources is not None:
             sources = tuple(tree.sources.tolist())
         names = ("draft", "tree", "verify", "commit", "host")
-        # what prompt lookup proposed and is not in the answer may be from the answer to another client
+        # rejected tokens of prompt lookup may come from another client's answer
         hidden = {i for i, source in enumerate(sources) if source & 2 and i not in step.path}
         tokens = tuple(-1 if i in hidden else token for i, token in enumerate(tokens))
         return cls(

@@ -1,4 +1,4 @@
-"""Chat templates compiled once: the model's own, and those that requests bring as text."""
+"""Compiled chat templates: the model's own, and those sent with requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..errors import ConfigError
 from ..text.template import ChatTemplate
 from ..text.tokenizer import Tokenizer
 
-N_KEPT = 16  # compiled templates of requests
+N_KEPT = 16  # most compiled templates of requests
 
 
 class Templates:
-    """Compiled templates by their source, for one vocabulary; any thread may ask.
+    """Compiled templates by their source, for one vocabulary; thread-safe.
 
     Args:
-        source: The template of requests that bring none (None: the vocabulary's own).
+        source: The default template (None: the vocabulary's own).
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
@@ -28,14 +28,14 @@ class Templates:
 
     @property
     def source(self) -> str | None:
-        """The template of requests that bring none, if there is one."""
+        """The default template's source, if there is one."""
         return None if self._default is None else self._default[0].source
 
     def of(self, source: str | None) -> tuple[ChatTemplate, tuple[int, ...]]:
-        """A template and the two tokens with which it opens an answer, none if the first is no control token.
+        """A template and the two tokens that open its answers; none if the first is not a control token.
 
         Raises:
-            ConfigError: For a template that does not compile, or None where there is no default.
+            ConfigError: The template does not compile, or there is no default.
         """
         if source is None or (self._default is not None and source == self._default[0].source):
             if self._default is None:
@@ -58,6 +58,6 @@ class Templates:
             "" if token is None else tokenizer.tokens[token] for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
         template = ChatTemplate(source, bos_token=bos, eos_token=eos)
-        _ = template.renders  # tried out now, not in the first request
+        _ = template.renders  # fail at start, not in the first request
         header = tokenizer.encode(template.generation_header())
         return template, tuple(header[:2]) if header and tokenizer.is_control(header[0]) else ()

@@ -1,4 +1,4 @@
-"""Reasoning budgets: tokens of thinking, and what levels of effort mean in them."""
+"""Reasoning budgets in tokens, explicit or by level of effort."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from ..errors import ConfigError
 
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
-# the share of an answer that thoughts may take; None: all of it
+# share of the answer that reasoning may take; None: all of it
 EFFORTS: dict[Effort, float | None] = {
     "minimal": 1 / 64,
     "low": 1 / 16,
@@ -21,14 +21,14 @@ EFFORTS: dict[Effort, float | None] = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtLimit:
-    """After `budget` tokens of reasoning the tokens of `end` are forced, which close it."""
+    """A limit on reasoning: after `budget` tokens the tokens of `end`, which close it, are forced."""
 
     budget: int
     end: tuple[int, ...]
 
 
 def check_thinking(budget: int | None, effort: Effort | None) -> None:
-    """Refuse a budget below -1 or an effort that has no share.
+    """Refuse a budget below -1 or an unknown effort.
 
     Raises:
         ConfigError: A field is wrong; it names it.
@@ -40,6 +40,6 @@ def check_thinking(budget: int | None, effort: Effort | None) -> None:
 
 
 def effort_budget(effort: Effort, longest: int) -> int | None:
-    """Tokens of reasoning at this effort in an answer of at most `longest` tokens; None without a limit."""
+    """Tokens of reasoning at this effort, for an answer of at most `longest` tokens; None without a limit."""
     share = EFFORTS[effort]
     return None if share is None else int(share * longest)

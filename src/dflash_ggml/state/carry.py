@@ -10,8 +10,11 @@ from ..ggml.graph import Graph
 
 
 def carry_graph(device: Device, caches: Iterable[Tensor], n: int) -> Graph:
-    """Graph that copies n rows of each cache [row, n_rows], as words, so that none is rounded again: from the input `from`, int32
-    [n], to `to`. All of a cache are read before the first is written, so that the two may overlap."""
+    """Graph that copies n rows of each cache [row, n_rows] from the input `from`, int32 [n], to `to`.
+
+    Rows are copied as raw words, without rounding. All rows of a cache are read before the first is written, so the ranges may
+    overlap.
+    """
     caches = list(caches)
     g = Graph(device, 4 * len(caches) + 2)
     source, target = g.input("from", I32, n), g.input("to", I32, n)

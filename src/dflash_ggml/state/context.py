@@ -1,14 +1,13 @@
 """A draft's state of a sequence: keys and values of its attention layers, and the masks over them.
 
-A layer with full attention has a row per token. One with a window has a ring: the token at position p is in row p %
-size, so a window of 2,048 costs 2,304 rows whatever the context is (docs/decisions/0008).
+A layer with full attention has a row per token. A window layer has a ring: the token at position p is in row p % size,
+so a window of 2,048 costs 2,304 rows at any context length (docs/decisions/0008).
 
-A ring holds committed tokens and the block that is being drafted, whose rows the next pass overwrites: rejecting it
-costs nothing. `ring_rows` keeps rows that are still seen from being overwritten. Every state index has a ring of its
-own.
+A ring holds committed tokens and the current drafted block, whose rows the next pass overwrites: rejecting it costs
+nothing. `ring_rows` makes it large enough that visible rows are not overwritten. Every state index has its own ring.
 
-A pass of one sequence in state index 0 has masks that stay on the device (ResidentMask); one of several sequences says
-for each column which rows it sees: one range or, around the end of a ring, two.
+A pass of one sequence with state index 0 uses masks that stay on the device (ResidentMask); a batch specifies for each
+column the rows that it sees: one range or, around the end of a ring, two.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def ring_rows(window: int | None, block: int, n_rows: int) -> int:
 
 
 class ContextRows:
-    """The layers with one window: their K/V, the mask over it, and the cache row of each position.
+    """Layers with the same window: their K/V, the mask over it, and the cache row of each position.
 
-    Position p of a sequence lies in row first + p, or in the ring of its state index. `block` spare rows follow, which are never
-    read: appends have a fixed width.
+    Position p of a sequence is in row first + p, or in the ring of its state index. `block` spare rows follow, which are never
+    read, since appends have a fixed width.
 
     Args:
         n_rows: Rows of the context.
@@ -97,8 +96,8 @@ class ContextRows:
         """The ranges of rows that the columns of a block from position `start` on see.
 
         Args:
-            known: first position whose context the draft holds.
-            causal: columns do not see later ones of the block.
+            known: First position whose context the draft holds.
+            causal: Whether columns do not see later ones of the block.
 
         Returns:
             First and end rows, int32 [pieces, 2, block]; with first, state_index, known and start of n sequences [n, 1],
@@ -181,8 +180,7 @@ class Context:
 
     @property
     def rings(self) -> list[tuple[Tensor, int, int]]:
-        """Keys and values of the rings' layers, each with the rows of a ring, and how many of the last tokens may still be
-        seen."""
+        """Keys and values of the ring layers, each with the rows of a ring and the number of last tokens still visible."""
         return [
             (t, group.n_rows, group.window - 1)
             for group in self.groups
@@ -191,7 +189,7 @@ class Context:
         ]
 
     def forget_masks(self) -> None:
-        """Rewrite all masks before the next pass: other rows are held now."""
+        """Rewrite all masks before the next pass, since other rows are valid now."""
         for group in self.groups:
             group.mask.forget()
 

@@ -1,7 +1,7 @@
 """Features of the target's tapped layers, kept per column until the draft takes them in.
 
-A column is where the features of one token lie, [taps * D]: a tree's node has the column of its index, a plain step takes one
-that no unseen token occupies.
+A column holds the features of one token, [taps * D]: a tree's node has the column of its index, a plain step uses one that no
+unseen token occupies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..ggml.store import Store
 
 
 class Features:
-    """Room for the features of `width` tokens, `row` float32 each; none without a draft that wants them."""
+    """Memory for the features of `width` tokens, `row` float32 each; empty without a draft that needs them."""
 
     def __init__(self, device: Device, row: int, width: int) -> None:
         self.device, self.width = device, width if row else 0
@@ -28,7 +28,7 @@ class Features:
             self._store.allocate()
 
     def columns(self, g: Graph, x: Tensor, tap: int, n: int) -> Tensor:
-        """Where the rows x [D, n] of tap number `tap` belong in the first n columns: a view [D, n]."""
+        """View [D, n] of tap number `tap` in the first n columns."""
         d = x.ne[0]
         return g.view(self.tensor, (d, n), (self.tensor.nb[1],), offset=tap * d * 4)
 
@@ -39,8 +39,8 @@ class Features:
         return g.expand(g.set_rows(home, x, column))
 
     def free(self, taken: Collection[int], n: int) -> list[int]:
-        """n columns that are not in `taken`, fewer where there are not as many."""
-        first = len(taken)  # where columns are taken in turn
+        """n columns that are not in `taken`, or as many as there are."""
+        first = len(taken)  # columns are used cyclically
         if n == 1 and first < self.width and first not in taken:
             return [first]
         return list(islice((column for column in range(self.width) if column not in taken), n))

@@ -1,7 +1,7 @@
 """K/V caches: rows of keys and values of all attention layers of a model.
 
-The rows of the whole context are reserved once, so that no pass ever waits for memory to move and no graph is lost; a graph
-reads those in use only (`kv_bucket`). On a CPU, rows not yet written take no memory (`Store.reserve`).
+The rows of the whole context are reserved once, so that nothing is reallocated and graphs stay valid; a graph reads only those in
+use (`kv_bucket`). On a CPU, rows not yet written take no memory (`Store.reserve`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def kv_bucket(rows: int, on_gpu: bool = False) -> int:
     """Cache rows of a graph when `rows` are in use: steps of 256 (on a GPU 1,024) that grow from an eighth of the length on, so
     that graphs stay few.
 
-    On a GPU (27B shape) a new graph costs 15 to 30 ms, and `auto` wants four or five in each step of rows; attention over 512
-    more rows costs 0.04 ms a pass.
+    On a GPU (27B shape) a new graph costs 15 to 30 ms, and `auto` needs four or five per bucket; attention over 512 more rows
+    costs 0.04 ms a pass.
     """
     step = GPU_STEP if on_gpu else STEP
     while step * 8 <= rows:
@@ -40,18 +40,18 @@ def under(mask: Tensor) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values [row, n_rows], and how they are rotated: what attention is built with."""
+    """One layer's keys and values [row, n_rows] with their rotation: the interface for building attention."""
 
     keys: Tensor
     values: Tensor
     rotation: Rotation
 
     def queries(self, g: Graph, q: Tensor) -> Tensor:
-        """Rotated q [head_dim, heads, n], as `attend` wants them."""
+        """Rotated q [head_dim, heads, n], for `attend`."""
         return g.expand(self.rotation.of_keys(g, q))
 
     def write(self, g: Graph, k: Tensor, v: Tensor, rows: Tensor) -> LayerCache:
-        """Keep k [head_dim, kv_heads, n] and v [row, n] in `rows`, int32 [n]; what reads the result comes after that."""
+        """Write k [head_dim, kv_heads, n] and v [row, n] to `rows`, int32 [n]; readers of the result run after the write."""
         k = g.reshape(self.rotation.of_keys(g, k), v.ne[0], v.ne[1])
         keys = g.expand(g.set_rows(self.keys, k, rows))
         values = g.expand(g.set_rows(self.values, self.rotation.of_values(g, v), rows))
@@ -69,7 +69,7 @@ class LayerCache:
         """Attention over the first `n_kv` rows of the cache, or over `rows`.
 
         Args:
-            q: What `queries` gave, [head_dim, heads, n].
+            q: Result of `queries`, [head_dim, heads, n].
             attention: (graph, q, keys, values, scale), over the rows that each column sees; shapes as in `Graph.attention`.
             n_kv: Rows from the first on.
             rows: int32 [m], the rows to gather instead.
@@ -87,7 +87,7 @@ class LayerCache:
 
 
 def _gathered(g: Graph, t, rows):
-    """Rows of keys or values as they are: as numbers, `get_rows` would make float32 of them, up to seven times the bytes."""
+    """Gather rows of keys or values as raw words: `get_rows` would convert them to float32, up to seven times the bytes."""
     words = g.expand(g.get_rows(g.rows_as(t, F32, t.nb[1] // 4), rows))
     return g.rows_as(words, t.type, t.ne[0])
 
@@ -95,15 +95,15 @@ def _gathered(g: Graph, t, rows):
 class KvCache:
     """K and V rows of attention layers.
 
-    There is one tensor of words [words of a row, n_rows, slices] per device and length of rows in bytes, so that a commit
-    moves rows of all its layers at once, and as they are.
+    There is one tensor of words [words of a row, n_rows, slices] per device and row length in bytes, so that a commit moves
+    the rows of all its layers at once, without conversion.
 
     Args:
         device: The first of the devices.
         layers: The attention layers.
         type_: Types of keys and values.
         n_rows: Rows of each layer.
-        sides: The side on which each layer lies; empty where all lie on `device`.
+        sides: The side of each layer; empty if all are on `device`.
 
     Raises:
         DeviceError: The rows do not fit.
@@ -120,7 +120,7 @@ class KvCache:
             for type_of in (type_.k, type_.v)
         ]
         self.wholes: list = []
-        # keys and values of layer 0, of layer 1, ...: all that is stored, and the elements of the layers' rows
+        # keys and values of layer 0, of layer 1, ...: stored tensors, and views with the layers' row elements
         self._slices: list = [None] * len(kinds)
         self._rows: list = [None] * len(kinds)
         self._stores: list[Store] = []

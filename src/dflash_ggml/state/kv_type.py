@@ -1,4 +1,4 @@
-"""Types in which K/V caches store keys and values, by name, and the bytes that a row of a type takes."""
+"""Types of K/V caches, by name, and the bytes of their rows."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class KvType:
 
 
 def is_quantised(type_: int) -> bool:
-    """Whether a ggml type is quantised: its values share a scale with others of their block."""
+    """Whether a ggml type is quantised, in blocks with a shared scale."""
     return lib.ggml_blck_size(type_) > 1
 
 
 def stored_row(type_: int, row: int) -> int:
-    """Elements stored for a row of `row` elements: one block more where needed for whole words, in which rows are moved."""
+    """Elements stored for a row of `row` elements: padded by a block if needed for whole words, in which rows are moved."""
     return row + (lib.ggml_row_size(type_, row) % 4 != 0) * lib.ggml_blck_size(type_)
 
 

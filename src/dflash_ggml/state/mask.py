@@ -27,13 +27,13 @@ class ResidentMask:
     """Mask of one kind of pass. Cache rows below a pass's start hold the committed prefix, the next ones its own columns.
 
     Args:
-        width: most columns of a pass.
-        max_advance: most rows committed between two passes.
-        n_rows: rows of the caches.
-        window: a column at position p sees rows above p - window only (None: all).
-        ring: rows are counted without wrapping; row r lies at r % n_rows of the caches. The rows that a pass sees and those
-            that it and the pass before rewrite must not overlap.
-        ranks: devices that have one each (none named: `device`).
+        width: Most columns of a pass.
+        max_advance: Most rows committed between two passes.
+        n_rows: Rows of the caches.
+        window: A column at position p sees rows above p - window only (None: all).
+        ring: Rows are counted without wrapping; row r is at r % n_rows of the caches. The rows that a pass sees and those
+        that it and the pass before rewrite must not overlap.
+        ranks: Devices with a copy each (empty: `device` alone).
 
     Raises:
         ValueError: ring, and n_rows < window - 1 + max_advance + width.
@@ -100,8 +100,8 @@ class ResidentMask:
         """Set the inputs of `build` for a pass. Call `ran` once it has run, and `forget` when `valid` changed in between.
 
         Args:
-            n_kv: rows that the graph looks at.
-            start: row of the first column; the prefix lies in rows `origin` to `start`.
+            n_kv: Rows that the graph reads.
+            start: Row of the first column; the prefix is in rows `origin` to `start`.
             seen_by: uint8 [w, w / 8], bits: the columns that see column j.
             valid: bool [n_rows], rows that hold a token (None: all).
         """
@@ -114,7 +114,7 @@ class ResidentMask:
                 self._put_ring(start, own, valid)
                 low = start
         elif everything or jump > self.n_changes - self.width:
-            # of the rows before, those at the window's edge change as well
+            # of the earlier rows, those at the window's edge change as well
             first = 0 if everything else max(0, low - (self.window or 0))
             self._put(first, n_kv, start, own, valid)
             low, self._defined = start, n_kv

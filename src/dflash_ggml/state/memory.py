@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 from ..errors import DeviceError
 
 MIB = 1 << 20
-GRAPHS = "graphs (estimate)"  # the part that is allocated as SCRATCH
+GRAPHS = "graphs (estimate)"  # part name in the plan, allocated as SCRATCH
 SCRATCH = "scratch"
-LENT_EXPERTS = "lent experts"  # a part that is allocated with it
+LENT_EXPERTS = "lent experts"  # a part allocated with it
 _ESTIMATED = (GRAPHS, LENT_EXPERTS)
-HOST_MARGIN = 1024 * MIB  # of the host's memory, left to others
-MARGIN = 512 * MIB  # left free: the driver, cuBLAS, fragmentation, a desktop
+HOST_MARGIN = 1024 * MIB  # share of host memory left to other programs
+MARGIN = 512 * MIB  # left free for the driver, cuBLAS, fragmentation, a desktop
 ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that takes device memory: its bytes for so many cache rows, what to do where it is the largest, and on which of
-    several devices it lies."""
+    """A part of the device memory: its bytes by cache rows, advice for when it is the largest, and its side."""
 
     name: str
     nbytes: Callable[[int], int]
@@ -34,7 +33,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KeptExperts:
-    """Experts of the first `layers` layers that lie with the host; `nbytes` of its memory, of which `free` bytes are free."""
+    """Experts of the first `layers` layers in host memory: their bytes, and the host's free bytes."""
 
     layers: int
     nbytes: int
@@ -42,12 +41,12 @@ class KeptExperts:
 
     @property
     def is_short(self) -> bool:
-        """Whether the host has no room for them: then their pages come and go."""
+        """Whether they exceed host memory, so that their pages are evicted and read again."""
         return self.nbytes + HOST_MARGIN > self.free
 
     @property
     def note(self) -> str:
-        """What to tell where there is no room; empty where there is."""
+        """A warning if they exceed host memory, else empty."""
         if not self.is_short:
             return ""
         return (
@@ -66,9 +65,9 @@ class MemoryPlan:
     Of several devices this is the first one's plan.
 
     Attributes:
-        kept: What lies with the host instead.
-        beside: Those of the others.
-        where: Each device's name, and what lies there.
+        kept: Experts in host memory.
+        beside: The plans of the other devices.
+        where: Description of each device and its parts.
     """
 
     n_ctx: int
@@ -85,12 +84,12 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether every device has room for its parts."""
+        """Whether the parts fit on every device."""
         return all(one.missing <= 0 for one in self.devices)
 
     @property
     def missing(self) -> int:
-        """Bytes that this device has too few, or below 0 what it has to spare; 0 where nothing lies there."""
+        """Bytes missing on this device (negative: to spare); 0 for a device without parts."""
         return self.total + MARGIN - self.free if self.total else 0
 
     @property
@@ -100,7 +99,7 @@ class MemoryPlan:
 
     @property
     def all_parts(self) -> dict[str, int]:
-        """Bytes by part on all devices, those of further ones with their names."""
+        """Bytes by part on all devices; names of parts on further devices include the device."""
         found = dict(self.parts)
         for plan in self.beside:
             found |= {part_on(name, plan.where): size for name, size in plan.parts.items() if size}
@@ -122,8 +121,8 @@ class MemoryPlan:
         )
 
     def against(self, allocated: Mapping[str, int]) -> str:
-        """What was allocated beside what was planned, for people. Scratch memory is only an estimate; parts that are not among
-        `allocated` lie with the device."""
+        """Comparison of allocated and planned memory, for messages. Scratch memory is only an estimate; parts missing in
+        `allocated` are the device's own."""
         parts = self.all_parts
         same = sum(size for name, size in allocated.items() if size == parts.get(name))
         planned = dict(parts)
@@ -155,10 +154,10 @@ class MemoryPlan:
 
 
 def part_on(name: str, where: str) -> str:
-    """The name of a part that lies on a further device.
+    """The name of a part on a further device.
 
     Args:
-        where: The device's name, and what lies there.
+    where: Description of the device and its parts.
     """
     return f"{name} on {where.split(':')[0]}"
 
@@ -169,7 +168,7 @@ def padded(size: int, unit: int) -> int:
 
 
 def cache_rows(n_ctx: int, over: int) -> int:
-    """Cache rows that `n_ctx` tokens can come to need with `over` rows beyond the committed ones, in steps of 256."""
+    """Cache rows for `n_ctx` tokens with `over` rows beyond the committed ones, in steps of 256."""
     return padded(n_ctx + over, 256)
 
 
@@ -194,8 +193,8 @@ def fit(
     """The plan for the longest context up to `longest` that fits into `free` bytes, or into each of several devices.
 
     Args:
-        share: How much of what the rest leaves a context may take, where other programs live in the same memory; a
-            context of 4,096 tokens is then never too long, for it takes what it is used for only.
+        share: Share of the remaining memory for the context, if other programs use the same memory; 4,096 tokens are then
+            always allowed, since unused rows take no memory.
 
     Raises:
         DeviceError: Nothing fits.

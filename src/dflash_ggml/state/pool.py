@@ -1,12 +1,11 @@
-"""Ranges of cache rows, lent to sequences.
+"""Allocator of cache rows: ranges lent to sequences.
 
-All caches and masks of an engine number their rows alike, so one range is a sequence's rows in all of them; `Sequence.first_row`
-is where it begins (ranges against pages: docs/decisions/0008).
+All caches and masks of an engine number their rows alike, so one range is a sequence's rows in all of them; it begins at
+`Sequence.first_row` (ranges against pages: docs/decisions/0008).
 
-Sequences grow, and one with another right behind it has to move. On a GPU ranges are therefore lent apart where there is room:
-behind each as many rows are left free as it has, or half or a quarter of that; they belong to no sequence. On a CPU, whose passes
-read all rows up to the last in use, ranges are adjacent (bench/notes-several.md). Where no piece is long enough, ranges are
-compacted.
+Sequences grow, and one directly followed by another has to move. On a GPU ranges are therefore spaced out if possible: after
+each, as many rows as it has are left free, or half or a quarter of that. On a CPU, whose passes read all rows up to the last in
+use, ranges are adjacent (bench/notes-several.md). If no free range is long enough, ranges are compacted.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from __future__ import annotations
 from ..errors import NoRoomError
 
 UNIT = 256  # ranges begin and end at multiples of it, as the buckets of graphs do
-# rows left free behind a range, as parts of its length: the first of these that there is room for
+# free rows after a range, as fractions of its length: the first that fits
 APART, CLOSE = (1.0, 0.5, 0.25, 0.0), (0.0,)
 
 
 class RowPool:
-    """The rows of an engine's caches. `lend` takes the first range that is long enough and leaves room to grow.
+    """The rows of an engine's caches. `lend` takes the first range that is long enough and can grow.
 
     Args:
         apart: `APART` or `CLOSE`.
@@ -28,13 +27,13 @@ class RowPool:
     def __init__(self, n_rows: int, apart: tuple[float, ...] = CLOSE) -> None:
         self.n_rows, self.apart = n_rows, apart
         self._lent: list[range] = []  # in order
-        self._stale: set[int] = set()  # units that past sequences have written
+        self._stale: set[int] = set()  # units written by past sequences
 
     def lend(self, n: int) -> range:
-        """A range of n rows or, up to a multiple of 256, a few more.
+        """Lend a range of n rows, rounded up to a multiple of 256.
 
         Raises:
-            NoRoomError: None is free in one piece.
+            NoRoomError: No free range is long enough.
         """
         for apart in self.apart:
             if (found := self._first(n, apart)) is not None:
@@ -44,8 +43,8 @@ class RowPool:
         raise NoRoomError(f"no {n} cache rows in one piece are free of {self.n_rows}; lower the context (-c)")
 
     def _first(self, n: int, apart: float) -> tuple[int, range] | None:
-        """The first range of n rows with so many times a range's rows free behind it and behind the one before, and its index
-        among the lent ones."""
+        """The first range of n rows with free rows (a fraction `apart` of a range's length) after it and after the range before,
+        and its index among the lent ones."""
         length, at = -(-n // UNIT) * UNIT, 0
         for i, taken in enumerate([*self._lent, range(self.n_rows, self.n_rows)]):
             end = min(at + length, self.n_rows)
@@ -55,7 +54,7 @@ class RowPool:
         return None
 
     def extend(self, rows: range, n: int) -> range | None:
-        """A lent range with as many of the rows behind it as make it n, or a few more; None where they are not free."""
+        """Extend a lent range to n rows, rounded up, by the rows after it; None if they are not free."""
         i = self._lent.index(rows)
         limit = self._lent[i + 1].start if i + 1 < len(self._lent) else self.n_rows
         end = min(rows.start - (-n // UNIT) * UNIT, limit)
@@ -65,9 +64,9 @@ class RowPool:
         return self._lent[i]
 
     def gathered(self, n: int, rows: range | None = None) -> list[tuple[range, range]] | None:
-        """Where lent ranges must go, from and to, one after the other, so that a lent range can be extended to n rows, or n more
-        can be lent; None where there are not as many. Each goes to free rows, which its old ones may overlap. What is left
-        over lies behind all of them in equal parts, none of more rows than the range before it has."""
+        """Moves of lent ranges (from, to), in order, after which a lent range can be extended to n rows, or n more can be lent;
+        None if there are too few rows. Each move goes to free rows, which the old ones may overlap. The remaining free rows
+        are spread after the ranges in equal parts, none larger than the range before it."""
         wanted = [max(n, len(one)) if one == rows else len(one) for one in self._lent]
         wanted += [n] if rows is None else []
         left = self.n_rows - sum(map(_units, wanted[:-1])) - wanted[-1]
@@ -83,13 +82,13 @@ class RowPool:
         return down + up[::-1]
 
     def move(self, rows: range, to: range) -> None:
-        """A lent range lies elsewhere now."""
+        """Note that a lent range has moved."""
         self._lent[self._lent.index(rows)] = to
         self._lent.sort(key=lambda one: one.start)
 
     @property
     def longest(self) -> int:
-        """Rows of the longest range that is free."""
+        """Rows of the longest free range."""
         at, found = 0, 0
         for taken in (*self._lent, range(self.n_rows, self.n_rows)):
             found = max(found, taken.start - at)
@@ -100,16 +99,16 @@ class RowPool:
         """Take a lent range back.
 
         Raises:
-            ValueError: For one that is not lent.
+            ValueError: It is not lent.
         """
         self._lent.remove(rows)
 
     def left_in(self, rows: range) -> None:
-        """Rows that are given back hold something."""
+        """Note that rows which are given back hold stale values."""
         self._stale.update(range(rows.start // UNIT, -(-rows.stop // UNIT)) if rows else ())
 
     def take_stale(self, rows: range) -> int:
-        """How many of these rows, from the first on, may hold values of past sequences; the question clears the mark."""
+        """How many of these rows, from the first on, may hold stale values of past sequences; clears the mark."""
         found = self._stale.intersection(range(rows.start // UNIT, -(-rows.stop // UNIT)))
         self._stale -= found
         return min((max(found) + 1) * UNIT, rows.stop) - rows.start if found else 0

@@ -1,6 +1,6 @@
 """Attention of drafted blocks of several sequences: for each column, the ranges of rows that it sees.
 
-A ResidentMask gains nothing here: the columns belong to other sequences every time, so all of it changes. The mask is
+A ResidentMask would not help: the columns belong to different sequences every time, so all of it changes. The mask is
 computed on the device from the ranges.
 """
 
@@ -21,7 +21,7 @@ from .kv import under
 def of_blocks(
     g: Graph, n_kv: Sequence[int], block: int, blocks: int, pieces: Sequence[int]
 ) -> list[Callable[..., Tensor]]:
-    """Attention over each group of a context (see `under`), for so many blocks of columns; `fill` provides the inputs.
+    """Attention functions for each group of a context (see `under`), for so many blocks of columns; `fill` sets the inputs.
 
     Args:
         n_kv: Rows of each group.
@@ -45,7 +45,7 @@ def fill(graph: Graph, group: int, ranges: NDArray[np.int32]) -> None:
 
     Args:
         group: Number of the group of layers.
-        ranges: int32 [pieces, 2, blocks, block], for each piece the row from which and before which a column sees.
+        ranges: int32 [pieces, 2, blocks, block], for each piece the first row that a column sees, and the one after the last.
     """
     _, _, blocks, block = ranges.shape
     graph.inputs[f"mask{group}"].array[:] = ranges.reshape(-1, blocks * block)

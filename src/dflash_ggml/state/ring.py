@@ -1,10 +1,10 @@
-"""K/V of a target's sliding-window layers: a ring of rows per sequence, whatever the context is.
+"""K/V of a target's sliding-window layers: a ring of rows per sequence, independent of the context length.
 
-The token at position p is in row p % size. A pass gathers the rows that its columns see, in order of their positions,
-so what a column sees is one range, and attention reads a window and no more (docs/decisions/0008).
+The token at position p is in row p % size. A pass gathers the rows that its columns see, in order of their positions, so
+that a column sees one range, and attention reads no more than a window (docs/decisions/0008).
 
-Only rows behind a window may be overwritten. A pass writes its own columns' rows before it reads, and those of a
-rejected tree stay until others come: `ring_rows` leaves room for both beside a window.
+Only rows outside the window may be overwritten. A pass writes its own columns' rows before it reads, and a rejected
+tree's rows stay until they are overwritten: `ring_rows` is large enough for both beside a window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .mask import HIDDEN
 from .memory import padded
 from .spec import KvLayer
 
-TILE = 64  # rows gathered begin at multiples of it: kernels add up in such pieces, whatever batch a token came in
+TILE = 64  # gathered rows begin at multiples of it: kernels sum in such pieces, so results do not depend on the batch
 
 
 def ring_rows(window: int, columns: int, n_rows: int) -> int:
@@ -36,8 +36,8 @@ def ring_rows(window: int, columns: int, n_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A tree behind the first `start` tokens of a sequence. depths [w]: of each column below its root; own [w, w]: whether it
-    sees each of them."""
+    """A tree after the first `start` tokens of a sequence. depths [w]: depth of each column below the root; own [w, w]: whether a
+    column sees another."""
 
     state_index: int
     start: int
@@ -46,10 +46,10 @@ class Below:
 
 
 class Near:
-    """What the columns of a pass see of a ring, for attention; as `Columns` has it for whole caches.
+    """Visibility of a ring's rows for the columns of a pass; the counterpart of `Columns` for whole caches.
 
     Args:
-        seqs: See Batch; None where the columns are of one sequence.
+        seqs: See Batch; None for columns of one sequence.
     """
 
     def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None) -> None:
@@ -81,7 +81,7 @@ class Near:
 
 
 class Ring:
-    """The layers of one window: their rows, and what a pass sees of them.
+    """The layers with one window: their rows, and which of them a pass sees.
 
     Args:
         device: The first of the devices.
@@ -90,7 +90,7 @@ class Ring:
         kv_type: Types of keys and values.
         n_rows: Rows of each state index, as `ring_rows` gives them.
         n_states: Sequences.
-        sides: The side on which each layer lies; empty where all lie on `device`.
+        sides: The side of each layer; empty if all are on `device`.
 
     Attributes:
         window: Tokens that a column sees, itself included.
@@ -111,7 +111,7 @@ class Ring:
         self.cache = KvCache(device, layers, kv_type, n_rows * n_states, sides)
 
     def build(self, g: Graph, n: int, positions: Tensor, is_tree: bool, seqs: Tensor | None = None) -> Near:
-        """Inputs of a pass of n columns at `positions`, which `fill` provides, or, of several sequences, `fill_each`."""
+        """Create the inputs of a pass of n columns at `positions`; `fill` sets them, or `fill_each` for several sequences."""
         return Near(g, self.name, self.window, n, positions, is_tree, seqs)
 
     def rows(self, state_index: int, start: int, n: int) -> NDArray[np.int32]:
@@ -183,7 +183,7 @@ class Ring:
 
     @property
     def kept(self) -> list[tuple[Tensor, int, int]]:
-        """Keys and values of each layer, with the rows of the ring and how many of the last tokens may still be seen."""
+        """Keys and values of each layer, with the rows of the ring and the number of last tokens still visible."""
         return [(t, self.n_rows, self.window - 1) for t in self.cache.slices]
 
     def close(self) -> None:

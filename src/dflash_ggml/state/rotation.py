@@ -1,8 +1,8 @@
-"""Hadamard rotations in front of quantised caches: they spread outliers over a head, so that blocks lose less.
+"""Hadamard rotations for quantised caches: they spread outliers over a head, which reduces the quantisation error.
 
-A quantised cache keeps H k in place of k and H v in place of v, with H orthonormal, symmetric and so its own inverse.
-Queries are multiplied too, which leaves their products with keys unchanged, and the output of attention is multiplied
-once more. Keys are rotated over a whole head, values over 64 of it, as llama.cpp does.
+A quantised cache stores H k instead of k and H v instead of v, with H orthonormal, symmetric and so its own inverse.
+Queries are multiplied by H too, which leaves the scores unchanged, and so is the output of attention. Keys are rotated
+over a whole head, values over 64 elements of it, as in llama.cpp.
 
 The rotation is a matmul with a small constant matrix that carries ggml's hint that it is a Hadamard matrix
 (docs/decisions/0008): CPU and CUDA replace it by their fast transform, every other device multiplies.
@@ -26,22 +26,22 @@ _KEYS, _VALUES = 512, 64  # the widest rotations
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotations of one layer's keys and values: matrices [w, w], None where rows are kept as they are."""
+    """The rotations of one layer's keys and values: matrices [w, w], None for unrotated rows."""
 
     keys: Tensor | None = None
     values: Tensor | None = None
 
     def of_keys(self, g: Graph, x: Tensor) -> Tensor:
-        """Queries or keys x [head_dim, heads, n], contiguous, as the cache keeps keys."""
+        """Rotate queries or keys x [head_dim, heads, n], contiguous."""
         return _rotate(g, self.keys, x)
 
     def of_values(self, g: Graph, x: Tensor) -> Tensor:
-        """Values x [row, n] as the cache keeps them, or back: what attention gives, x [head_dim, heads, n]. Contiguous."""
+        """Rotate values x [row, n], or rotate attention's output x [head_dim, heads, n] back. Contiguous."""
         return _rotate(g, self.values, x)
 
 
 class Rotations:
-    """The matrices that a cache's layers need, on the device."""
+    """The rotation matrices of a cache's layers, on the device."""
 
     def __init__(self, device: Device, head_dims: Iterable[int], kv_type: KvType) -> None:
         widths = _widths(head_dims, kv_type)
@@ -68,7 +68,7 @@ class Rotations:
 
 
 def rotation_bytes(head_dims: Iterable[int], kv_type: KvType) -> int:
-    """What `Rotations` of these arguments takes."""
+    """Bytes of `Rotations` with these arguments."""
     return sum(4 * w * w for w in _widths(head_dims, kv_type))
 
 
@@ -98,7 +98,7 @@ def _pair(head_dim: int, kv_type: KvType) -> tuple[int, int]:
 
 
 def _rotate(g: Graph, matrix, x):
-    """Each group of w values of x, with `matrix` [w, w]; the shape stays."""
+    """Multiply each group of w values of x by `matrix` [w, w]; the shape stays."""
     if matrix is None:
         return x
     w = matrix.ne[0]

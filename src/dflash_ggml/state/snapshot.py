@@ -17,7 +17,7 @@ BLOCK = 256  # tokens whose K/V rows are copied at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowBlock:
-    """K/V rows of neighbouring tokens, raw bytes, an array per cache of target and draft; snapshots share it."""
+    """K/V rows of consecutive tokens, raw bytes, an array per cache of target and draft; shared by snapshots."""
 
     n_tokens: int
     parts: tuple[np.ndarray, ...]
@@ -30,7 +30,7 @@ class RowBlock:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after `tokens`. Of the last block some rows may be those of further tokens.
+    """The state after `tokens`. The last block may contain rows of further tokens.
 
     Attributes:
         tokens: The committed tokens.
@@ -38,9 +38,9 @@ class Snapshot:
         rows: The K/V rows of all tokens, or None.
         in_draft: Which positions the draft has seen, bool [len(tokens)].
         logits: The target's logits after the last token, float32 [n_vocab], if they are known.
-        types: ggml types of the caches that rows are of.
-        rings: The last rows of the rings of target and draft, in order of their positions; they go round, so a snapshot
-            without `rows` has them too.
+        types: ggml types of the caches.
+        rings: The last rows of the rings of target and draft, in order of their positions; they are overwritten soon, so a
+        snapshot without `rows` has them too.
     """
 
     tokens: tuple[int, ...]
@@ -65,11 +65,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """Source and destination of a snapshot.
+    """A sequence's tensors, as source and destination of a snapshot.
 
-    Recurrent tensors of a state index, by parts of which each may be several tensors; caches [row, n_rows] with this sequence's
-    rows from `first_row` on; rings by state index, each with the rows that tokens can have and how many of the last ones are
-    kept."""
+    Recurrent tensors of a state index, in parts of one or more tensors each; caches [row, n_rows] with this sequence's rows
+    from `first_row` on; rings by state index, each with its number of rows and how many of the last ones are kept."""
 
     device: Device
     live: Sequence[Sequence[Tensor]]
@@ -90,7 +89,7 @@ class Tensors:
 
     @staticmethod
     def _placed(part: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
-        """The tensors of a part, and where each begins in its bytes."""
+        """The tensors of a part, with their offsets in its bytes."""
         at = 0
         for t in part:
             yield t, at
@@ -106,28 +105,28 @@ class Tensors:
         n = end - first
         sizes = [n * t.nb[1] for t in self.caches]
         ends = list(accumulate(sizes))
-        # only whole blocks are of a size that comes again
+        # only whole blocks have a reusable size
         whole = self.device.buffers.take(ends[-1]) if n == BLOCK else np.empty(ends[-1], np.uint8)
         pieces = [(t, (self.first_row + first) * t.nb[1], size) for t, size in zip(self.caches, sizes)]
         self.device.read_pieces(pieces, whole)
         return RowBlock(n, tuple(whole[end - size : end] for end, size in zip(ends, sizes)))
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
-        """The bytes of the rows that rings keep of n tokens, in sequence order, an array per tensor."""
+        """The bytes of the kept ring rows after n tokens, in sequence order, an array per tensor."""
         return tuple(
             np.concatenate([self._read(t, at, size) for at, size in self._pieces(t, rows, kept, n)])
             for t, rows, kept in self.rings
         )
 
     def _pieces(self, t, rows: int, kept: int, n: int) -> list[tuple[int, int]]:
-        """Where the last `kept` of n tokens lie in the state index's ring, in order: first byte and bytes of two pieces."""
+        """Location of the last `kept` of n tokens in the state index's ring, in order: offset and size of two pieces."""
         first, row = max(n - kept, 0), t.nb[1]
         before = min(rows - first % rows, n - first)
         start = self.state_index * rows
         return [((start + first % rows) * row, before * row), (start * row, (n - first - before) * row)]
 
     def _ring_bytes(self, n: int) -> list[int]:
-        """Bytes that are kept of each ring after n tokens."""
+        """Kept bytes of each ring after n tokens."""
         return [min(n, kept) * t.nb[1] for t, _, kept in self.rings]
 
     @property
@@ -139,7 +138,7 @@ class Tensors:
         """Refuse a snapshot of another model, or of caches of another type.
 
         Raises:
-            ConfigError: It says which.
+        ConfigError: The snapshot does not match.
         """
         n = len(snapshot.tokens)
         live = [a.nbytes for a in (*snapshot.live, *snapshot.rings)]
@@ -156,7 +155,7 @@ class Tensors:
             raise ConfigError("snapshot: its K/V rows have another shape or type than this engine's")
 
     def write(self, snapshot: Snapshot) -> None:
-        """Copy a checked snapshot back; its rows must have room."""
+        """Write a checked snapshot back; its rows must fit."""
         self.write_rows(snapshot.rows or (), len(snapshot.tokens))
         for ring, data in zip(self.rings, snapshot.rings):
             done = 0

@@ -1,7 +1,7 @@
-"""State specification: what a model keeps of a sequence, layer by layer.
+"""State specification: the per-sequence state of a model, layer by layer.
 
-A list with an entry per layer (docs/decisions/0008): models with other heads or windows per layer, and those without recurrent
-layers, are the same code, and a layer finds its state by its own number.
+A list with an entry per layer (docs/decisions/0008): heads and windows may differ per layer, recurrent layers are optional, and a
+layer finds its state by its own number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Delta:
 
     @property
     def factors(self) -> int:
-        """Elements that a tree node leaves for its commit: u of each value head, k of each key head, the decay G."""
+        """Elements that a tree node stores for its commit: u of each value head, k of each key head, the decay G."""
         return self.dim * (self.v_heads + self.k_heads) + self.v_heads
 
 
@@ -69,11 +69,11 @@ class StateSpec:
     """The layers of a model in order.
 
     Attributes:
-        sides: Of the device, on which each layer lies; empty where all lie on the first.
-        n_ranks: Above 1 the layers are those of a first device, then those of a second one: parts of the same layers.
+        sides: Side of each layer; empty if all are on the first.
+        n_ranks: Above 1, the parts of all layers on the first device come first, then those on the second.
 
     Raises:
-        ConfigError: For recurrent layers of several shapes, which no op takes.
+        ConfigError: Recurrent layers have several shapes, which no operation supports.
     """
 
     layers: tuple[KvLayer | Recurrent, ...]
@@ -96,15 +96,15 @@ class StateSpec:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The windows that attention layers have, each once, in order."""
+        """The distinct windows of attention layers, in order."""
         return tuple(sorted({layer.window for layer in self.kv if layer.window is not None}))
 
     def seeing(self, window: int | None) -> StateSpec:
-        """The attention layers with this window, or those that see everything."""
+        """The attention layers with this window (None: full attention)."""
         return self._some(lambda layer, side: isinstance(layer, KvLayer) and layer.window == window)
 
     def on(self, side: int) -> StateSpec:
-        """The layers that lie on a side."""
+        """The layers on a side."""
         return self._some(lambda layer, of: of == side)
 
     def _some(self, wanted: Callable[[KvLayer | Recurrent, int], bool]) -> StateSpec:
@@ -113,7 +113,7 @@ class StateSpec:
         return StateSpec(tuple(self.layers[i] for i in found), sides, self.n_ranks)
 
     def side(self, layer: int) -> int:
-        """The side on which a layer lies."""
+        """The side of a layer."""
         return self.sides[layer] if self.sides else 0
 
     @cached_property
@@ -128,7 +128,7 @@ class StateSpec:
         return tuple(found)
 
     def kv_bytes(self, rows: int, kv_type: KvType) -> int:
-        """Bytes that a cache of `rows` rows takes over all attention layers."""
+        """Bytes of a cache of `rows` rows over all attention layers."""
         a_row = sum(row_bytes(type_, layer.row) for layer in self.kv for type_ in (kv_type.k, kv_type.v))
         return rows * a_row + rotation_bytes((layer.head_dim for layer in self.kv), kv_type)
 

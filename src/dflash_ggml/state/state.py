@@ -1,10 +1,10 @@
 """State of a target's sequences: K/V caches, conv windows, delta-net states, and buffers for the trees of one pass.
 
-The committed state changes in two places only: a linear graph advances it, a commit graph takes in an accepted path. A
-tree under verification writes beside it (spare K/V rows, conv inputs, factors, features), so rejecting it costs nothing.
+Only two graphs change the committed state: a linear graph advances it, a commit graph applies an accepted path. A tree
+pass writes outside of it (spare K/V rows, conv inputs, factors, features), so rejecting it costs nothing.
 
-The recurrent state of a sequence, under its state index, is contiguous: a snapshot copies one piece, where an order by layers
-would make 96 of it, and graphs of state index 0 are those of an engine for one sequence.
+The recurrent state of a sequence is contiguous under its state index: a snapshot is one copy instead of 96 by layer, and graphs
+for state index 0 are those of an engine for one sequence.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
 
 class TargetState:
-    """Memory of a target for `n_states` sequences: their committed states, and trees of `max_width` nodes in sum.
+    """Memory of a target for `n_states` sequences: their committed states, and trees of `max_width` nodes in total.
 
-    Layers are asked for by their number in the model; of several ranks each sees its own (`of_rank`).
+    Methods take a layer's number in the model; each of several ranks has a view of its own layers (`of_rank`).
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class TargetState:
             device: The first of the devices.
             spec: The target's layers.
             kv_type: Types of the K/V caches.
-            n_rows: K/V rows of layers that see everything.
-            max_width: Columns of the widest tree; 0 leaves the trees' memory out (plain decoding).
-            feature_row: Elements that the draft wants of each node.
+            n_rows: K/V rows of layers with full attention.
+            max_width: Columns of the widest tree; 0: no memory for trees (plain decoding).
+            feature_row: Feature elements per node for the draft.
             n_states: Sequences.
-            n_batch: Tokens of a prompt's batch, for the layers with a window.
-            draft_device: The side that has the features (None: the first).
+            n_batch: Tokens of a prefill batch, for the layers with a window.
+            draft_device: The side with the features (None: the first).
 
         Raises:
             DeviceError: It does not fit.
         """
         self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
-        # the rows behind are a pass's padding, never read
+        # further rows are padding of passes, never read
         spare = SPARE if n_states > 1 else 0
         seen = spec.seeing(None)
         self.kv = KvCache(device, seen.kv, kv_type, n_rows + spare, seen.sides)
@@ -76,23 +76,23 @@ class TargetState:
             self.rings.append(Ring(device, f"ring{i}", seen.kv, kv_type, rows, n_states, seen.sides))
         self.rank = 0
         self.mailboxes = Mailboxes(device.sides[: spec.n_ranks]) if spec.n_ranks > 1 else None
-        # of each side that has recurrent layers
+        # of each side with recurrent layers
         self.recurrent = {
             side: LayerStates(device.sides[side], spec.on(side).recurrent, n_states, max_width)
             for side in sorted(set(spec.sides) or {0})
             if spec.on(side).recurrent
         }
-        # several sequences keep what the draft has not seen while others' trees are verified
+        # unseen features of some sequences wait while others' trees are verified
         self.features = Features(draft_device or device, feature_row, max_width * (2 if n_states > 1 else 1))
 
     def of_rank(self, rank: int) -> TargetState:
-        """The same as one of several ranks sees it."""
+        """The view of one rank."""
         view = copy(self)
         view.rank = rank
         return view
 
     def summed(self, g: Graph, y: Tensor) -> Tensor:
-        """What all ranks have computed of a layer's output, of which `y` is one's part; y itself where there is one rank."""
+        """The sum of all ranks' parts of a layer's output, given one rank's part `y`; y itself with one rank."""
         return y if self.mailboxes is None else g.all_reduce(y, self.mailboxes.tensors[self.rank])
 
     def _number(self, layer: int) -> int:
@@ -108,14 +108,14 @@ class TargetState:
         return (self.kv if ring is None else ring.cache).layer(self._place(layer))
 
     def ring(self, layer: int) -> Ring | None:
-        """The ring that holds an attention layer's rows, None for one that sees everything."""
+        """The ring of an attention layer, None for full attention."""
         of = self.spec.layers[self._number(layer)]
         assert isinstance(of, KvLayer)
         return None if of.window is None else self.rings[self.spec.windows.index(of.window)]
 
     @property
     def caches(self) -> list[tuple[str, KvCache]]:
-        """All K/V rows, with what the names of a commit's inputs begin with."""
+        """All K/V caches, with the prefix of a commit's input names for each."""
         return [("", self.kv), *((f"{ring.name}_", ring.cache) for ring in self.rings)]
 
     def window(self, layer: int) -> Tensor:
@@ -140,16 +140,16 @@ class TargetState:
         return windows, deltas
 
     def land_conv_inputs(self, g: Graph, x: Tensor, layer: int) -> Tensor:
-        """Let the conv inputs `x` [channels, n] of a tree's nodes be computed where the commit finds them."""
+        """Store the conv inputs `x` [channels, n] of a tree's nodes for the commit."""
         return g.land(x, self._states_of(layer).conv_inputs, self._place(layer))
 
     def factors(self, g: Graph, layer: int, columns: int) -> Tensor:
-        """Where the factors of a tree's nodes go, of one recurrent layer [factors, columns]."""
+        """Destination of the factors of a tree's nodes in one recurrent layer, [factors, columns]."""
         return g.slice(self._states_of(layer).factors, self._place(layer), columns)
 
     def reset(self, state_index: int = 0) -> None:
-        """Forget the sequence of a state index. K/V rows stay as they are: masks hide them."""
-        self.device.synchronize()  # clearing does not wait for a commit that a GPU is still at
+        """Clear the recurrent state of a state index. K/V rows stay: masks hide them."""
+        self.device.synchronize()  # clearing does not wait for a commit still running on a GPU
         if self.n_states > 1:
             for t in self.live(state_index):
                 lib.ggml_backend_tensor_memset(t, 0, 0, lib.ggml_nbytes(t))
@@ -158,12 +158,12 @@ class TargetState:
             lib.ggml_backend_buffer_clear(of.windows.buffer, 0)
 
     def live_parts(self, state_index: int = 0) -> list[list]:
-        """The recurrent state of a state index, what a snapshot must copy besides K/V rows: conv windows and delta-net states,
-        of all layers in order, as so many tensors as there are sides that have some."""
+        """The recurrent state of a state index, which snapshots copy besides K/V rows: conv windows and delta-net states of all
+        layers in order, each as one tensor per side that has some."""
         return [list(t) for t in zip(*(of.by_index[state_index] for of in self.recurrent.values()))]
 
     def live(self, state_index: int = 0) -> list[Tensor]:
-        """The same as one list."""
+        """`live_parts` as one list."""
         return [t for part in self.live_parts(state_index) for t in part]
 
     def nbytes_on(self, side: Device) -> dict[str, int]:
@@ -191,7 +191,7 @@ class TargetState:
 
 
 class LayerStates:
-    """Conv windows and delta-net states of recurrent layers that lie on one device, and what a tree leaves for its commit.
+    """Conv windows and delta-net states of the recurrent layers on one device, and the buffers from a tree to its commit.
 
     Attributes:
         windows, deltas: Of all state indices, [K-1, channels, ...] and [S, S, H_v, ...].
@@ -241,7 +241,7 @@ def state_parts(
     n_states: int = 1,
     n_batch: int = 0,
 ) -> list[Part]:
-    """What a TargetState of these arguments takes, for the memory plan.
+    """Memory parts of a TargetState with these arguments, for the memory plan.
 
     Args:
         unit: The device's alignment in bytes.
@@ -273,8 +273,8 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
 
     Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
     per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
-    sequence order; of each ring the same, behind `ring0_`, `ring1_`, .... A row copies itself when unused. Rows are moved as
-    words, so that none is rounded again.
+    sequence order; the same for each ring, with prefixes `ring0_`, `ring1_`, .... Unused entries copy a row to itself. Rows are
+    moved as raw words, without rounding.
     """
     g = Graph(device, _commit_nodes(state))
     path = g.input("path", I32, max_path) if state.recurrent else None
@@ -288,8 +288,8 @@ def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: b
 
 
 def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved: int) -> Graph:
-    """The same for paths of several sequences: path [max_path, n_states], an entry of `seqs` (see Batch) each, counted from
-    the sequence's first column; from0, ... and to: [moved], those of all."""
+    """`commit_graph` for paths of several sequences: path [max_path, n_states], one for each entry of `seqs` (see Batch), counted
+    from the sequence's first column; from0, ... and to: [moved], for all sequences."""
     g = Graph(device, _commit_nodes(state))
     n = state.n_states
     if state.recurrent:
@@ -308,12 +308,12 @@ def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved
 
 
 def _commit_nodes(state: TargetState) -> int:
-    """Nodes of a commit: composed, that of a layer's delta net takes up to 36."""
+    """Number of nodes of a commit graph: a layer's composed delta net takes up to 36."""
     return 64 + 40 * len(state.spec.recurrent)
 
 
 def _move_rows(g: Graph, state: TargetState, n: int) -> None:
-    """Move n cache rows of all layers, from the inputs from0, from1, ... to the input `to`; those of rings by their names."""
+    """Move n cache rows of all layers, from the inputs from0, from1, ... to the input `to`; rings have inputs of their own."""
     for prefix, cache in state.caches:
         sources = [g.input(f"{prefix}from{i}", I32, n, t.ne[2]) for i, t in enumerate(cache.wholes)]
         target = g.input(f"{prefix}to", I32, n)

@@ -1,6 +1,6 @@
-"""A window of attention at decode: a column sees the first tokens of the sequence and the last ones, whatever lies between.
+"""Attention window while decoding: a column sees only the first tokens of the sequence and the last ones.
 
-The rows that a pass reads are gathered into tensors of their own, so that no offset in a graph depends on the position
+The rows that a pass reads are gathered into separate tensors, so that no offset in a graph depends on the position
 (docs/decisions/0008). A token sees as far back in a tree as when it is decoded alone.
 """
 
@@ -17,17 +17,17 @@ from .mask import HIDDEN
 from .memory import padded
 from .spec import StateSpec
 
-SINKS = 64  # first tokens that stay in sight: attention sinks
+SINKS = 64  # first tokens that stay visible: attention sinks
 
 
 class DecodeWindow:
-    """What passes of few columns see: the first `sinks` tokens of a sequence and the last `tokens`, themselves included."""
+    """The window of decode passes: the first `sinks` tokens of a sequence and the last `tokens`, each column's own included."""
 
     def __init__(self, tokens: int, sinks: int = SINKS) -> None:
         self.tokens, self.sinks = tokens, sinks
 
     def hides(self, end: int) -> bool:
-        """Whether the token before position `end` does not see all."""
+        """Whether the window hides anything from the token before position `end`."""
         return end > self.tokens + self.sinks
 
     def _rows(self, columns: int) -> int:
@@ -35,7 +35,7 @@ class DecodeWindow:
         return padded(self.sinks + self.tokens + columns, 256)
 
     def nbytes(self, columns: int, spec: StateSpec, kv_type: KvType) -> int:
-        """Scratch bytes of what a pass of so many columns gathers for a layer, and of its mask, for a graph's estimate."""
+        """Estimated scratch bytes of the rows that a pass of so many columns gathers for a layer, and of its mask."""
         widest = max((layer.row for layer in spec.kv), default=0)
         a_row = row_bytes(kv_type.k, widest) + row_bytes(kv_type.v, widest)
         return self._rows(columns) * (a_row + 2 * columns)
@@ -52,7 +52,7 @@ class DecodeWindow:
         """Set the inputs for columns from position `start` on of a sequence whose cache rows begin at `first`.
 
         Args:
-            depths: int32 [columns], depth of each below the first.
+            depths: int32 [columns], depth of each column below the first.
             own: bool [columns, columns], whether a column sees another.
         """
         columns = len(depths)
