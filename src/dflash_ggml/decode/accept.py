@@ -25,7 +25,7 @@ class Accepted:
         path: Visited nodes, root first: exactly what is committed.
         tokens: What is emitted, in order.
         stopped: The bonus is a token at which `stop` ended the walk.
-        last: The node that would have come next, if such a bonus was drafted.
+        last: The drafted node of such a bonus, if there is one.
     """
 
     path: tuple[int, ...]
@@ -86,7 +86,7 @@ def greedy(tree: Tree, argmax: NDArray[np.int32], stop: Callable[[int], bool] | 
 def followed(
     parents: list[int], carries: list[int], choices: list[int], stop: Callable[[int], bool] | None = None
 ) -> Accepted:
-    """The same on lists: the parent of each node, the token that it carries, and the target's best one after it."""
+    """`greedy` on lists: the parent of each node, its token, and the target's best token after it."""
     # as `walk`, without a call per node: the target's choices do not depend on what has been emitted
     node, token = 0, choices[0]
     path, tokens = [0], [token]

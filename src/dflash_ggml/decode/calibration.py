@@ -1,10 +1,10 @@
 """Calibration of draft probabilities: corrected by how often the target chose such tokens.
 
-Every node that a walk visits is a labelled sample: the target's choice there is known, so each of its children was right or
-wrong. Counts are kept by depth and by the probability that the draft gave the child; where there are few, the draft's own
-probability, or the rate of other sequences, stands. A sequence that becomes easier or harder to predict moves all depths at
-once, and deep nodes are seldom visited: a trend, in logits, follows that faster than counts can. Temperature, penalties and
-grammars change acceptance too; the counts include their effect. The arithmetic is in `native/`.
+Every visited node is a labelled sample: the target's choice there is known, so each of its children was right or wrong. Counts
+are kept by depth and by the draft's probability of the child; where there are few, the draft's own probability, or the rate of
+other sequences, is used. If a sequence becomes more or less predictable, all depths change at once, and deep nodes are rarely
+visited: a trend, in logits, follows faster than counts can. The counts include the effect of temperature, penalties and
+grammars. The arithmetic is in `native/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Calibration:
     """Hit counts of one draft on one target.
 
     Args:
-        prior: Statistics of other sequences; it learns too.
+        prior: Statistics of other sequences, updated as well.
     """
 
     def __init__(self, prior: Calibration | None = None) -> None:
@@ -60,7 +60,7 @@ class Calibration:
         return found
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
-        """Count the children of the visited nodes; of a merged tree those of the draft alone, where no vote was right."""
+        """Count the children of the visited nodes; in a merged tree only the draft's own, where no lookup vote was right."""
         kept = accepted.kept
         done = lib.calibration_observe(self._native, *_arrays(tree), kept, len(kept), len(accepted.path))
         _check(done)
@@ -85,7 +85,7 @@ def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | Non
 
 
 def _arrays(tree: Tree) -> tuple[Any, ...]:
-    """A tree as C takes it: nodes, parents, depths, log-probabilities, and of a merged one cells, rests and trust."""
+    """A tree for C: nodes, parents, depths, log-probabilities, and of a merged one cells, rests and trust."""
     n, evidence = tree.width, tree.evidence
     parts = tree.arrays()
     if evidence is None:

@@ -1,8 +1,7 @@
 """Candidates of a draft: continuations with log-probabilities, walked with cursors.
 
-A cursor says where in its source a node of the tree stands; the source is asked for the children of one node at a time
-(docs/decisions/0007). Blocks of rows, which most drafts give, and several of them are walked in C, by their `native`; any other
-source is called.
+A cursor is the position of a tree's node in its source, which is expanded one node at a time (docs/decisions/0007). Blocks of
+candidates, which most drafts return, are walked in C, by their `native`; any other source is called.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MOST = 2**31 - 1  # candidates: cursors are int32
 
 
 class NonFiniteDraft(ValueError):
-    """A draft that gave NaN, or infinities where probabilities should be: its weights are damaged, or a sum overflowed."""
+    """The draft returned NaN or infinite probabilities: its weights are damaged, or a sum overflowed."""
 
 
 Children = tuple[Sequence[int], Sequence[float], Sequence[Any]]
@@ -41,11 +40,11 @@ class Candidates(Protocol):
 
 
 class Rows:
-    """A block: K candidates for each of L depths, best first, and maybe pairwise scores of neighbouring depths.
+    """A block: K candidates for each of L depths, best first, and optionally pairwise scores of adjacent depths.
 
     ids int32 and log_probs float32 [L, K]. pairs float32 [L, K, K]: added to the score of candidate b of depth i after
-    candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] holds for the pending token); probabilities of one parent's
-    children add up to what the row's do, for the tokens outside it have some too. Cursors are (depth, index in its row).
+    candidate a of depth i - 1 is pairs[i, a, b] (pairs[0, 0] is that of the pending token); the probabilities of one parent's
+    children have the same sum as the row's, since tokens outside the row have some too. Cursors are (depth, index in its row).
     """
 
     root = (0, 0)
@@ -87,7 +86,7 @@ class Rows:
             native.pairs = held[-1]
             if lib.pairs_fault(self.pairs.size, native.pairs):
                 raise NonFiniteDraft("pairs must be numbers: found NaN")
-        self.native = native  # for C, which reads the arrays above
+        self.native = native  # struct for C, which points to the arrays above
 
     @property
     def depth(self) -> int:
@@ -123,15 +122,15 @@ class Rows:
 
 
 class Several:
-    """The candidates of several drafts as one: below a node, the mean of the distributions of those that have come as far.
+    """Candidates of several drafts combined: below a node, the mean of the distributions of the drafts that reach it.
 
-    A cursor has one of each draft, None where its candidates do not go on; a token that several offer is one node with all of
-    their cursors.
+    A cursor has one cursor per draft, None where its candidates end; a token of several drafts is one node with all of their
+    cursors.
     """
 
     def __init__(self, drafts: Sequence[Candidates]) -> None:
         self.drafts = tuple(drafts)
-        self.native: Any = None  # for C, where all are blocks
+        self.native: Any = None  # struct for C, if all are blocks
         blocks = [draft.native for draft in drafts if isinstance(draft, Rows)]
         if len(blocks) == len(drafts):
             self._held = ffi.new("struct draft *[]", blocks)

@@ -1,4 +1,4 @@
-"""Trees of one or many sequences that one pass verifies: each has a block of columns, behind them is padding."""
+"""Trees of one or more sequences verified in one pass: each has a block of columns, followed by padding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Forest:
     """A tree for each sequence, their columns concatenated in one pass.
 
     Args:
-        columns: Width of the pass; None: the fewest columns that there are graphs of.
+        columns: Width of the pass; None: the smallest width that has a graph.
 
     Attributes:
         firsts: Column of each root.
@@ -30,7 +30,7 @@ class Forest:
     def __init__(self, sequences: Items[Sequence], trees: Items[Tree], columns: int | None = None) -> None:
         self.sequences, self.trees = tuple(sequences), tuple(trees)
         self.used = 0
-        self.widths: list[int] = []  # list[int]() would take longer than all of this with one tree
+        self.widths: list[int] = []  # list[int]() takes longer than all of this with one tree
         self.firsts: list[int] = []
         self.blocks: list[tuple[Sequence, Tree, slice]] = []
         for sequence, tree in zip(self.sequences, self.trees):
@@ -44,7 +44,7 @@ class Forest:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Tokens and parents, int32 [used], tree behind tree; parents are counted from their root."""
+        """Tokens and parents, int32 [used], of the concatenated trees; parents are counted from their root."""
         if self._arrays is None:
             if len(self.trees) == 1:
                 self._arrays = self.trees[0].tokens, self.trees[0].parents

@@ -16,7 +16,7 @@ _GLANCE = ffi.typeof("struct glance *")
 
 
 class Glance:
-    """The last votes, until the next pending token tells whether they were right.
+    """Cheap lookup; keeps the last votes until the next pending token shows whether they were right.
 
     Args:
         most: Matches that are examined, the longest first.
@@ -26,7 +26,7 @@ class Glance:
         self._most, self._native = most, ffi.new(_GLANCE)
 
     def forget(self) -> None:
-        """Learn nothing from the last votes."""
+        """Drop the last votes."""
         self._native.n = 0
 
     def at(
@@ -50,7 +50,7 @@ class Glance:
         found: float = lib.lookup_glance(
             self._native, index.native, past.native, rates.native, new, len(new), pending, self._most, learn
         )
-        if found == -1:  # there was no room
+        if found == -1:  # out of memory
             index.extend(new)
             found = lib.lookup_glance(
                 self._native, index.native, past.native, rates.native, [], 0, pending, self._most, learn

@@ -1,4 +1,4 @@
-"""The tokens so far as arrays, extended token by token, for penalties and processors."""
+"""The sequence's tokens as arrays, extended token by token, for penalties and processors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-_TAIL = 256  # tokens before the new ones that are compared with what was taken up before
+_TAIL = 256  # trailing known tokens that are compared with the list
 
 
 class History:
@@ -36,22 +36,22 @@ class History:
 
     @property
     def counts(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Ids that occur, in no order, and how often."""
+        """Distinct ids, in no order, with their counts."""
         assert self._counts is not None
         seen = self._seen[: self._n_seen]
         return seen, self._counts[seen]
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """Take in `tokens`: of the list seen last, if it has only grown, just the new tokens; else all of it.
+        """Update to `tokens`: if the list seen last has only grown, just the new tokens; else all of it.
 
-        A list that was changed further than 256 tokens before its last length is not noticed; give another list then.
+        A change further than 256 tokens before the list's last length is not detected; pass a new list then.
         """
         if not self._goes_on(tokens):
             self._n = self._n_seen = 0
-            self._buffer = np.empty(0, np.int32)  # the old one may be in use by views
+            self._buffer = np.empty(0, np.int32)  # views may use the old array
             if self._counts is not None:
                 self._counts[:] = 0
-        self._tokens = None  # an id outside the vocabulary must not leave half of it behind
+        self._tokens = None  # an id outside the vocabulary must not leave partial state
         self._append(np.asarray(tokens[self._n :], np.int32))
         self._tokens, self._tail = tokens, list(tokens[max(self._n - _TAIL, 0) : self._n])
 

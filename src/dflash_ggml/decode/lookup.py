@@ -1,9 +1,9 @@
 """Prompt lookup as candidates: the continuations found where the end of the sequence has occurred before.
 
-The matches vote for the next token, each with a weight that doubles with every token of its length; those that agree are
-followed jointly. Shares of votes are poor probabilities (1 of 1 is not p = 1), so probabilities are measured: `LookupRates`
-counts (tried, right) by the length of the match, by how many matches agree, and by the draft's probability of the token. Depth
-needs no cell of its own: a path lengthens its match. The arithmetic is in `native/`.
+Matches vote for the next token, each with a weight that doubles with every token of its length; matches that agree are followed
+jointly. Shares of votes are poor probabilities (1 of 1 is not p = 1), so probabilities are measured: `LookupRates` counts
+(tried, right) by the length of the match, by how many matches agree, and by the draft's probability of the token. Depth needs no
+cell of its own: a path lengthens its match. The arithmetic is in `native/`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ MOST_MATCHES: int = lib.MOST_MATCHES
 N_VOTES: int = lib.N_VOTES
 N_DRAFT: int = lib.N_DRAFT
 N_CELLS: int = lib.N_CELLS
-LEAST: float = lib.lookup_least  # likelihood of a path below which it is not followed
+LEAST: float = lib.lookup_least  # least probability of a path to be followed
 _RATES, _LOOKUP, _VOTES = (
     ffi.typeof(t) for t in ("struct lookup_rates *", "struct lookup *", "struct vote[]")
 )
 
 Cursor = tuple[int, int]
-Vote = tuple[int, int, Cursor]  # token, its cell without a draft, and the cursor behind it
+Vote = tuple[int, int, Cursor]  # token, its cell without a draft, and its cursor
 
 
 class LookupRates:
-    """Rates at which prompt lookup was right, by cell. Sequences repeat much or little, whatever the cell: a trend, in
-    logits, follows that.
+    """Rates at which prompt lookup was right, by cell. How repetitive a sequence is affects all cells: a trend, in logits,
+    follows that.
 
-    rates[cell] is the rate of a cell now.
+    rates[cell] is the current rate of a cell.
 
     Args:
-        prior: Rates of other sequences; it learns too.
+        prior: Rates of other sequences, updated as well.
     """
 
     def __init__(self, prior: LookupRates | None = None) -> None:
@@ -63,7 +63,7 @@ class LookupRates:
 
     @property
     def trust(self) -> float:
-        """Factor on a draft's probabilities beside votes, at most 1."""
+        """Factor on a draft's probabilities where there are votes too, at most 1."""
         found: float = lib.lookup_trust(self.native)
         return found
 
@@ -90,9 +90,9 @@ class Evidence:
 
     Attributes:
         cells: int32 [n], of `LookupRates`, -1 for a node of the draft alone.
-        rests: float64 [n], the probability that votes leave to the draft's other children of a node, 0 without votes
-            or without such a child.
-        trust: The factor on it.
+        rests: float64 [n], the probability that votes leave for the draft's other children of a node; 0 without votes or
+            without such a child.
+            trust: The factor on it.
     """
 
     cells: NDArray[np.int32]
@@ -104,7 +104,7 @@ class LookupCandidates:
     """The tokens that followed each match. A cursor is (depth, bit mask of the matches that contain the whole path).
 
     Args:
-        windows: Ids behind each match.
+        windows: Ids after each match.
         lengths: Length of each match in tokens.
         depth: Length of the longest path.
 
@@ -127,7 +127,7 @@ class LookupCandidates:
         """Candidates from int32 arrays.
 
         Args:
-            windows: [matches, depth], ids behind each match; of row i the first ends[i] are valid.
+            windows: [matches, depth], ids after each match; of row i the first ends[i] are valid.
             lengths: [matches], tokens of each match.
             ends: [matches].
 
@@ -150,12 +150,12 @@ class LookupCandidates:
             )
         if lib.lookup_fault(native):
             raise ValueError(f"lengths must not be negative, nor ends reach beyond a depth of {self.depth}")
-        self.native = native  # for C
+        self.native = native  # struct for C
         self.root: Cursor = (0, (1 << n) - 1)
 
     @property
     def windows(self) -> list[list[int]]:
-        """Ids behind each match, at most `depth`."""
+        """Ids after each match, at most `depth`."""
         return [row[:end].tolist() for row, end in zip(*self._arrays[:2])]
 
     @property
@@ -171,15 +171,15 @@ class LookupCandidates:
         return [(vote.token, vote.cell, (depth + 1, vote.matches)) for vote in votes[0:n]]
 
     def gains(self, rates: LookupRates, budget: int) -> list[float]:
-        """Expected tokens of a step by the number of nodes of a tree of prompt lookup alone, 1 for none, up to `budget`:
-        what growing it would give, in less time.
+        """Expected tokens of a step with a tree of prompt lookup alone, by its number of nodes from 0 (1 token) up to `budget`,
+        without growing the tree.
 
         Raises:
             ValueError: budget < 0.
         """
         if budget < 0:
             raise ValueError(f"budget must not be negative, got {budget}")
-        # which a tree of prompt lookup cannot exceed
+        # upper bound of a tree of prompt lookup
         budget = min(budget, self.native.n_matches * self.depth)
         gains = ffi.new("double[]", budget + 1)
         n = lib.lookup_gains(self.native, rates.native, budget, gains)

@@ -1,8 +1,8 @@
-"""One tree of a draft model's candidates and of prompt lookup's.
+"""Merging of a draft model's candidates and prompt lookup's into one tree.
 
-The distribution below each node combines both: tokens that prompt lookup votes for take the probabilities that such votes have
-earned (`LookupRates`, which also considers what the draft says of them), and the draft's other candidates share the rest in their
-own proportions. The parts sum to one; a token that both offer is one node with both cursors (docs/decisions/0007).
+The distribution below each node combines both: tokens with votes of prompt lookup get the measured probabilities of such votes
+(`LookupRates`, which also depend on the draft's probability), and the draft's other candidates share the rest in their own
+proportions. Together they sum to one; a token of both is one node with both cursors (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 
 
 def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
-    """Count the votes at the visited nodes of a merged tree, and where none was right what the draft's own children promised."""
+    """Count the votes at the visited nodes of a merged tree, and where none was right the draft's own children."""
     evidence, n, kept = tree.evidence, tree.width, accepted.kept
     assert evidence is not None
     parents, _, log_probs = tree.arrays()
@@ -32,7 +32,7 @@ def observe(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
 
 
 class Merged:
-    """A draft's candidates, or none, and those of prompt lookup."""
+    """A draft's candidates (or none) and those of prompt lookup."""
 
     def __init__(self, draft: Candidates | None, lookup: LookupCandidates, rates: LookupRates) -> None:
         self.draft, self.lookup, self.rates = draft, lookup, rates

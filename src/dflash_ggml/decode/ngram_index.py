@@ -1,6 +1,6 @@
-"""Index of where the end of a token sequence has occurred before.
+"""N-gram index: earlier occurrences of the end of a token sequence.
 
-Hash chains over the last 6 and the last 2 tokens, as Lempel-Ziv coders keep them: the newest position of each hash, and for each
+Hash chains over the last 6 and the last 2 tokens, as in Lempel-Ziv coders: the newest position of each hash, and for each
 position the previous one; at most 29 bytes per token, and truncation undoes insertions. The loops are in
 `native/ngram_index.c`; the arrays live here (docs/decisions/0007).
 """
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from .native import ffi, lib
 
-LONGEST: int = lib.NGRAM_LONGEST  # longest match that is examined, in tokens
-ENOUGH: int = lib.NGRAM_ENOUGH  # tokens matched in sum after which no more positions are examined
+LONGEST: int = lib.NGRAM_LONGEST  # longest match, in tokens
+ENOUGH: int = lib.NGRAM_ENOUGH  # total matched tokens after which the search ends
 _HOPS: int = lib.NGRAM_HOPS
-_LEAST = 1 << 10  # slots of a table
-_RESERVE = 64  # spare room: one token in so many
+_LEAST = 1 << 10  # smallest number of hash slots
+_RESERVE = 64  # spare capacity: one token in so many
 
-# int32 [matches, depth] ids that followed each match; how many of them are valid, at least 1; lengths of the matches
+# int32 [matches, depth] ids after each match; number of valid ones, at least 1; lengths of the matches
 Windows = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
 class NgramIndex:
-    """A token sequence that grows and may be truncated, with its index. Position p lies before token p.
+    """A token sequence that grows and may be truncated, with its index. Position p is before token p.
 
     Attributes:
         native: The struct for the functions in C.
@@ -52,14 +52,14 @@ class NgramIndex:
 
     @property
     def nbytes(self) -> int:
-        """Host bytes: 12 a token, with the reserve, and 8 a slot, of which there are at most two a token."""
+        """Host bytes: 12 a token, spare capacity included, and 8 a hash slot, of which there are at most two a token."""
         return sum(array.nbytes for array in self._held[1:])
 
     def extend(self, ids: Sequence[int]) -> None:
         """Append tokens.
 
         Raises:
-            OverflowError: For ids that are not int32.
+            OverflowError: An id is not int32.
         """
         if len(ids) == 1 and not lib.ngram_index_add(self.native, ids[0]):
             return  # the common case, without an array
@@ -73,7 +73,7 @@ class NgramIndex:
         lib.ngram_index_cut(self.native, n)
 
     def shared(self, ids: Sequence[int]) -> int:
-        """How many leading tokens equal those of ids."""
+        """Number of leading tokens that equal those of ids."""
         n = min(len(ids), len(self))
         differ = np.flatnonzero(np.asarray(ids[:n], np.int32) != self.ids[:n])
         return int(differ[0]) if len(differ) else n
@@ -85,7 +85,7 @@ class NgramIndex:
         return [(positions[i], lengths[i]) for i in range(n)]
 
     def _make_room(self, n: int) -> None:
-        """Make room for n tokens; tables that are too small are rebuilt.
+        """Grow the capacity to n tokens; tables that are too small are rebuilt.
 
         The new struct and its arrays replace the old ones in one assignment, so that an interruption leaves no dangling pointer.
         """
@@ -114,8 +114,8 @@ class Continuations:
     """Finds what followed earlier occurrences of the end of a sequence; buffers are reused.
 
     Args:
-        most: Matches that are followed, the longest first.
-        depth: Tokens behind each.
+        most: Most matches, the longest first.
+        depth: Tokens after each.
     """
 
     def __init__(self, most: int, depth: int) -> None:
@@ -131,5 +131,5 @@ class Continuations:
 
 
 def _pointer(array: NDArray[np.int32]) -> Any:
-    """To an array that is kept for as long as the pointer is used."""
+    """Pointer to an array that the caller keeps alive."""
     return ffi.cast("int32_t *", array.ctypes.data)

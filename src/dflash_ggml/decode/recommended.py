@@ -29,7 +29,7 @@ log = logging.getLogger("dflash_ggml")
 
 
 def recommended(metadata: Mapping[str, Any]) -> dict[str, int | float]:
-    """Option -> value that the file asks for. What is out of range, or no option here, is left out with a warning."""
+    """Option -> value that the file recommends. Values out of range and unknown options are left out with a warning."""
     found: dict[str, int | float] = {}
     for key, value in metadata.items():
         if not key.startswith(PREFIX):
@@ -49,7 +49,7 @@ def recommended(metadata: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def _in_range(name: str, value: Any) -> int | float | None:
-    """`value` as the option's own type, None if the option cannot have it."""
+    """`value` as the option's type, None if it is invalid."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     if isinstance(getattr(SamplingParams(), name), int):
@@ -66,5 +66,5 @@ def _in_range(name: str, value: Any) -> int | float | None:
 
 
 def described(options: Mapping[str, Any]) -> str:
-    """`options` for people: "temperature 1, top_k 20"."""
+    """`options` as text: "temperature 1, top_k 20"."""
     return ", ".join(f"{name} {value:g}" for name, value in options.items())

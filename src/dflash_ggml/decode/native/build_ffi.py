@@ -1,4 +1,4 @@
-"""Writes the C source of the cffi module ``dflash_ggml.decode.native._native`` (called by CMake).
+"""Generator of the C source of the cffi module ``dflash_ggml.decode.native._native`` (called by CMake).
 
 usage: build_ffi.py OUTPUT.c
 """
