@@ -252,7 +252,7 @@ def train(args: argparse.Namespace) -> None:
         return F.linear(norm(x, p["output_norm.weight"]), p["output.weight"]), seen
 
     def autocast():
-        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False)
 
     rng = np.random.default_rng(args.seed)
     filler = tape(1 << (23 if device == "cuda" else 20), args.seed + 1)
@@ -271,25 +271,57 @@ def train(args: argparse.Namespace) -> None:
     ]
     others = [x for x in p.values() if not any(x is m for m in matrices)]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95), fused=device == "cuda")
-    began, step, printed = time.monotonic(), 0, 0.0
-    ends = np.cumsum([share for _, _, share in sizes.stages])
-    while (done := (time.monotonic() - began) / (60 * args.minutes)) < 1:
-        rows, length, _ = sizes.stages[
-            int(np.searchsorted(ends, done, side="right").clip(0, len(sizes.stages) - 1))
-        ]
-        for group in optimiser.param_groups:
-            group["lr"] = args.lr * min(1.0, (step + 1) / 100) * min(1.0, max(0.01, (1 - done) / 0.3))
-        found, ids, positions = drawn(rows, length)
+    rate = torch.tensor(args.lr, device=device)
+    is_cuda = device == "cuda"
+    optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=is_cuda, capturable=is_cuda)
+
+    def advance(ids, positions, answer):
+        """A step; the mean loss of answers and of the rest."""
         with autocast():
             logits, _ = model(ids, positions)
         loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
-        answer = torch.from_numpy(found["answer"][:, 1:]).to(device).flatten()
-        of_answers, of_others = loss[answer].mean(), loss[~answer].mean()
+        answer = answer[:, 1:].flatten().float()
+        of_answers = (loss * answer).sum() / answer.sum()
+        of_others = (loss * (1 - answer)).sum() / (1 - answer).sum()
+        optimiser.zero_grad(set_to_none=True)
         (of_answers + 0.05 * of_others).backward()
         torch.nn.utils.clip_grad_norm_(p.values(), 1.0)
         optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        return of_answers.detach(), of_others.detach()
+
+    def captured(batch):
+        """`advance` as a CUDA graph of this shape: a step is thousands of small kernels, which Python launches too slowly."""
+        fixed = [x.clone() for x in batch]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                advance(*fixed)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            losses = advance(*fixed)
+
+        def replay(*batch):
+            for to, x in zip(fixed, batch, strict=True):
+                to.copy_(x)
+            graph.replay()
+            return losses
+
+        return replay
+
+    began, step, printed, shape, run = time.monotonic(), 0, 0.0, None, advance
+    ends = np.cumsum([share for _, _, share in sizes.stages])
+    while (done := (time.monotonic() - began) / (60 * args.minutes)) < 1:
+        stage = int(np.searchsorted(ends, done, side="right").clip(0, len(sizes.stages) - 1))
+        rows, length, _ = sizes.stages[stage]
+        rate.fill_(args.lr * min(1.0, (step + 1) / 100) * min(1.0, max(0.01, (1 - done) / 0.3)))
+        found, *batch = drawn(rows, length)
+        batch.append(torch.from_numpy(found["answer"]).to(device))
+        if is_cuda and (rows, length) != shape:
+            shape, run = (rows, length), None  # frees the memory of the last graph first
+            run = captured(batch)
+        of_answers, of_others = run(*batch)
         step += 1
         if (now := time.monotonic()) - printed > 10:
             printed = now
