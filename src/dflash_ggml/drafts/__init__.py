@@ -1,1 +1,1 @@
-"""Drafts: the contract, and one file or folder per kind."""
+"""Draft models: their common contract, and one file or folder per kind."""

@@ -1,4 +1,4 @@
-"""Finding the draft beside a target, by name and by the metadata of both."""
+"""Search for the draft in a target's folder, by name and by the metadata of both."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NAME_ONE = "name one with -md or -hfd"
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The draft to use, or None and `why`.
+    """Result of the search: the draft to use, or None and `why`.
 
     Attributes:
         path: File or folder of the draft.
-        why: Why there is none.
-        advice: How to come to one.
-        is_useless: There is one, which cannot be used.
-        own: What drafts instead, the target's prediction head; empty if it has none.
+        why: Reason why there is none.
+        advice: How to get one.
+        is_useless: There is one, but it cannot be used.
+        own: The target's prediction head, which drafts instead; empty if it has none.
     """
 
     path: Path | None
@@ -42,12 +42,12 @@ class Beside:
 def draft_beside(model: Path) -> Beside:
     """The draft in the target's folder: a GGUF file, or a checkpoint's folder, with `dflash` or `dspark` in its name.
 
-    It must fit the target in hidden size, taps and vocabulary, and its name must not speak of another model. Of
-    several the one whose name speaks of this one, then by quantisation (see `draft_rank`). Else the one that comes
-    with this package for a file of that name.
+    It must fit the target in hidden size, taps and vocabulary, and its name must not contain another model's. Of several,
+    one named after this target is preferred, then by quantisation (see `draft_rank`). Otherwise the draft included in this
+    package for a target of that file name.
 
     Raises:
-        ModelFileError: The target is bad.
+        ModelFileError: The target is damaged.
     """
     if model == EMBEDDED_TARGET:
         return Beside(EMBEDDED_DRAFT)
@@ -56,7 +56,7 @@ def draft_beside(model: Path) -> Beside:
         target = read_target(file)
         try:
             head = open_own(file, target)
-        except ModelFileError:  # loading tells
+        except ModelFileError:  # reported by loading
             head = None
     name = ModelName.of(model.name, title)
     fitting: list[tuple[bool, tuple[int, int, str], Path]] = []

@@ -1,4 +1,4 @@
-"""Writing drafts as GGUF files in the form of llama.cpp's converter, whatever they were read from."""
+"""Conversion of drafts to GGUF files in the form of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _BF16_FILE = 32
 
 
 def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType | None = None) -> list[str]:
-    """Write an open draft to `out`, with the vocabulary of its target; the file is there once it is whole.
+    """Write an open draft to `out`, with the vocabulary of its target; the file appears once it is complete.
 
     Args:
         draft: The draft.
         target: Open file of its target.
         out: The file to write.
-        type_: What matrices of floats become (None: they stay).
+        type_: Type of converted float matrices (None: unchanged).
 
     Returns:
-        Notes on what llama.cpp would not take.
+    Notes on features that llama.cpp does not support.
 
     Raises:
         ModelFileError: The draft does not fit the target.
@@ -110,7 +110,7 @@ def _sizes(writer: GGUFWriter, draft: DraftFile, target: GGUFFile, type_: DraftT
     writer.add_layer_norm_rms_eps(p.rms_eps)
     if p.n_rot is not None:
         writer.add_rope_dimension_count(p.n_rot)
-    if f"{target.arch}.rope.dimension_sections" in target.metadata:  # its first axis is the one that text has
+    if f"{target.arch}.rope.dimension_sections" in target.metadata:  # text positions use its first axis
         writer.add_rope_dimension_sections([p.head_dim // 2, 0, 0, 0])
     if p.yarn is not None:
         writer.add_string(f"{ARCH}.rope.scaling.type", "yarn")
@@ -150,7 +150,7 @@ def _sizes(writer: GGUFWriter, draft: DraftFile, target: GGUFFile, type_: DraftT
 
 
 def _vocabulary(writer: GGUFWriter, target: GGUFFile, draft: DraftFile) -> None:
-    """The target's, and the draft's mask token."""
+    """Write the target's vocabulary and the draft's mask token."""
     for key, value in target.metadata.items():
         if not key.startswith("tokenizer.") or key == "tokenizer.ggml.mask_token_id":
             continue
@@ -170,7 +170,7 @@ def _vocabulary(writer: GGUFWriter, target: GGUFFile, draft: DraftFile) -> None:
 
 
 def _tensors(draft: DraftFile, target: GGUFFile) -> dict[str, Source]:
-    """All tensors by llama.cpp's names. A mask vector, for which it has none, goes into a copy of the target's embedding."""
+    """All tensors by llama.cpp's names. A mask vector, which has no name there, goes into a copy of the target's embedding."""
     found: dict[str, Source] = {}
     for name in draft.published:
         kind, shape, data = draft.tensor(name)

@@ -1,7 +1,7 @@
-"""The contract of a draft: what it needs before it runs, and what it does every step.
+"""The contract of a draft: `DraftSource` before it runs, and `Drafter` in every step.
 
-A kind of draft is two classes: a source, an open and checked file that states the memory it will take, and the drafter that is
-started from it on a device. The memory plan is made, and a draft that does not fit refused, before any weight is moved.
+A kind of draft is two classes: a source, an open and checked file that states its memory needs, and the drafter that it starts on
+a device. Memory is planned, and a draft that does not fit refused, before any weight is loaded.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ..state.state import TargetState
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a drafter shares with its target.
+    """The parts of the target that a drafter uses.
 
     Attributes:
-        device: Where the draft lies.
-        graphs: Those of both.
+        device: The draft's device.
+        graphs: The graphs of both.
         target, weights: The target and its tensors, for embedding and head.
-        state: The target's, for features.
+        state: The target's state, for features.
         kv_type: Types of the draft's caches.
         n_states: State indices, one per sequence.
     """
@@ -50,11 +50,11 @@ class Host:
 class DraftSource(ABC):
     """An open draft that fits its target."""
 
-    name: str  # of its kind, one of `config.SOURCES`
-    depth: int  # the longest path that it proposes
+    name: str  # name of its kind, one of `config.SOURCES`
+    depth: int  # length of the longest path it proposes
     taps: tuple[int, ...]  # tapped layers of the target, from 0, ascending; none for a draft without a model
-    head_dims: tuple[int, ...] = ()  # of the layers that keep keys and values
-    title: str = ""  # its name in the file, if any
+    head_dims: tuple[int, ...] = ()  # of the layers with keys and values
+    title: str = ""  # its name in the file, or empty
 
     @property
     @abstractmethod
@@ -74,38 +74,38 @@ class DraftSource(ABC):
 
     @abstractmethod
     def prepare(self, device: Device) -> list[str]:
-        """Make ready for a device without taking its memory.
+        """Prepare the weights for a device without allocating its memory.
 
         Returns:
-            Notes on what had to be changed for it.
+        Notes on conversions.
 
         Raises:
             ModelFileError: A tensor cannot be read or converted.
         """
 
     def narrow(self) -> bool:
-        """Take about half the memory, at some loss, from the next `prepare` on; False where it cannot."""
+        """Use about half the memory, at some loss, from the next `prepare` on; False if that is not possible."""
         return False
 
     @abstractmethod
     def parts(self, device: Device, kv_type: KvType, n_states: int = 1) -> list[Part]:
-        """The device memory that it will take for `n_states` sequences, for the memory plan; after `prepare`."""
+        """Its device memory for `n_states` sequences, for the memory plan; after `prepare`."""
 
     @abstractmethod
     def start(
         self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
     ) -> Drafter:
-        """Bring the weights to the device.
+        """Upload the weights and create the drafter.
 
         Args:
-            host: The target that it drafts for.
-            candidates: Best tokens per depth.
-            n_rows: Cache rows, row for row the target's.
+        host: The target's parts.
+        candidates: Best tokens per depth.
+        n_rows: Cache rows, numbered like the target's.
             progress: Called with a stage, bytes done and bytes in all.
 
         Raises:
             ModelFileError: A tensor cannot be read.
-            DeviceError: The device has no room.
+            DeviceError: The device has too little memory.
         """
 
 
@@ -123,11 +123,11 @@ class Drafter(ABC):
         """Propose continuations of the pending tokens, in one pass where the draft can, and take in unseen features.
 
         Args:
-            budget: nodes of the largest tree that is grown from them.
-            depth: tokens beyond which nothing is used, so that a shorter and cheaper proposal will do; None for all.
+            budget: Nodes of the largest tree grown from them.
+            depth: Tokens that will be used at most, so that a shorter, cheaper proposal suffices; None for all.
 
         Returns:
-            Candidates by sequence, or NonFiniteDraft where they are NaN: that one is decoded without the draft.
+            Candidates by sequence, or NonFiniteDraft for a sequence with NaN, which is then decoded without the draft.
         """
 
     @abstractmethod
@@ -137,22 +137,22 @@ class Drafter(ABC):
     @property
     @abstractmethod
     def append(self) -> Append | None:
-        """Builds the draft's part of a prefill graph, which takes in the features at once; None if there is none."""
+        """Function that adds the draft's part to a prefill graph, which takes in the features directly; None if there is none."""
 
     @abstractmethod
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
-        """The n tokens after the committed ones are being committed.
+        """Note that the n tokens after the committed ones are being committed.
 
         Args:
-            appended: `append` was part of their pass.
+            appended: Whether `append` was part of their pass.
         """
 
     @abstractmethod
     def reset(self, sequence: Sequence) -> None:
-        """Forget the sequence."""
+        """Reset the sequence."""
 
     def leave(self, sequence: Sequence) -> None:
-        """The sequence gives its rows back: forget them."""
+        """Note that the sequence gives its rows back."""
         self.reset(sequence)
 
     @property
@@ -162,7 +162,7 @@ class Drafter(ABC):
 
     @property
     def rings(self) -> Items[tuple[Tensor, int, int]]:
-        """Ring caches: tensors [row, n], rows per state index, and how many of the last tokens may still be seen.
+        """Ring caches: tensors [row, n], rows per state index, and the number of last tokens still visible.
 
         Those rows are soon overwritten, so every snapshot copies them.
         """
@@ -170,11 +170,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        """Which of the committed positions it has seen, bool [n_tokens]; `restore_seen` takes it back."""
+        """Which of the committed positions it has taken in, bool [n_tokens]; the argument of `restore_seen`."""
 
     @abstractmethod
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        """Restore what `seen` returned: the draft holds those positions and no later ones."""
+        """Restore a result of `seen`: the draft holds those positions and no later ones."""
 
     @property
     @abstractmethod

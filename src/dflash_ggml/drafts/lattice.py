@@ -1,6 +1,6 @@
 """Output of block drafts of every kind: K candidates for each of L depths, and scores of neighbouring pairs.
 
-score(i, a -> b) = U_i(b) + M_i(a, b) for candidate a of depth i - 1 and b of depth i; the pending token stands before depth 0.
+score(i, a -> b) = U_i(b) + M_i(a, b) for candidate a of depth i - 1 and b of depth i; the pending token precedes depth 0.
 DFlash has M = 0; the others have M_i(a, b) = c_i(P[a]) . S[b] with two tables [R, n_vocab] and a condition c_i on a row of the
 first. All of it is computed on the device; 2 L K + L K^2 numbers come to the host. Shapes in ggml's order.
 """
@@ -30,7 +30,7 @@ def pack(
     after: Tensor,
     condition: Condition,
 ) -> Tensor:
-    """All that the host reads of a lattice, one after the other in a float32 vector: best | M_0 [K] | M_1 .. M_L-1 [K, K] each.
+    """Pack a lattice for the host into a float32 vector: best | M_0 [K] | M_1 .. M_L-1 [K, K] each.
 
     Args:
         best: [K, 2, L], candidates and their log-probabilities.
@@ -59,11 +59,11 @@ def unpack(
     to_target: NDArray[np.int32] | None = None,
     is_chain: bool = False,
 ) -> Rows:
-    """The candidates in what `pack` made.
+    """The candidates from a vector of `pack`.
 
     Args:
-        to_target: The target's id of each id of the draft, where they differ.
-        is_chain: U_i holds M_i after the best candidate of depth i - 1 already.
+        to_target: The target's id of each of the draft's ids, if they differ.
+        is_chain: Whether U_i already includes M_i after the best candidate of depth i - 1.
     """
     # 2 L K + K + (L - 1) K^2 numbers
     k = next(k for k in range(1, len(whole) + 1) if 2 * depths * k + k + (depths - 1) * k * k == len(whole))

@@ -1,7 +1,7 @@
-"""Prompt lookup: drafts without a model, from tokens of this sequence or of earlier ones.
+"""Prompt lookup: drafting without a model, from tokens of this sequence or of earlier ones.
 
-Not a `Drafter`: it has no device memory, no cache rows and no use for features (docs/decisions/0007). Only committed
-tokens enter; it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
+Not a `Drafter`: it has no device memory or cache rows and needs no features (docs/decisions/0007). Only committed tokens are
+indexed; it reads the sequence's own token list, so resets, restored snapshots and reused prefixes need no call.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ..decode.ngram_index import Continuations, NgramIndex
 from ..decode.sequence import Sequence
 
 NAME = "suffix"
-MOST_MATCHES = 6  # matches that a look-up follows
-PAST_TOKENS = 1 << 16  # of earlier outputs that are kept
-_SHORTEST_PAST = 4  # tokens of the shortest output that is indexed
+MOST_MATCHES = 6  # most matches of a look-up
+PAST_TOKENS = 1 << 16  # tokens of earlier outputs that are kept
+_SHORTEST_PAST = 4  # tokens of the shortest indexed output
 _NOTHING = (-1, -1, None, None)
 
 
@@ -24,12 +24,12 @@ class PromptLookup:
     """Prompt lookup in one sequence and past outputs of this engine.
 
     Args:
-        depth: The longest path that is proposed.
-        past_tokens: The oldest outputs beyond them are forgotten.
-        others: Of another sequence, with which past outputs and their rates are shared.
+        depth: Length of the longest proposed path.
+        past_tokens: Tokens of past outputs to keep; the oldest outputs are dropped first.
+        others: Prompt lookup of another sequence, to share past outputs and their rates.
 
     Attributes:
-        rates: How often it was right.
+        rates: Its hit rates.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PromptLookup:
 
     def forget(self) -> None:
         """Forget all tokens; the rates stay."""
-        # a running generation writes from here
+        # a running generation's output begins here
         n = max(len(self.index), *(end for _, end in self._written), 0)
         self._written = [(n, n)]
         self.index.cut(0)
@@ -62,7 +62,7 @@ class PromptLookup:
         self._glance.forget()
 
     def begin(self, sequence: Sequence) -> None:
-        """A generation begins: the committed tokens are its prompt. What was cut of the last output becomes a past output."""
+        """Begin a generation, with the committed tokens as prompt. What was truncated of the last output becomes a past one."""
         self._found, self.rates = _NOTHING, LookupRates(self._rates)
         self._glance.forget()
         shared = self.index.shared(sequence.tokens)
@@ -79,7 +79,7 @@ class PromptLookup:
         return PromptLookup(self.depth, self.past_tokens, self)
 
     def leave(self) -> None:
-        """The sequence has ended: its outputs become past outputs for the others."""
+        """End the sequence: its outputs become past outputs for the others."""
         for start, end in self._written:
             self._remember(self.index.ids[start:end].tolist())
         self._written = [(len(self.index), len(self.index))]
@@ -96,10 +96,10 @@ class PromptLookup:
             past.extend(ids)
 
     def glance(self, sequence: Sequence, learn: bool = False) -> float:
-        """Probability of the best continuation, 0 without a match: less than half of `look_up`'s time.
+        """Probability of the best continuation, 0 without a match, in less than half of `look_up`'s time.
 
         Args:
-            learn: The pending token was decoded plainly and tells whether the last glance was right.
+        learn: The pending token was decoded plainly, and so shows whether the last glance was right.
         """
         assert sequence.pending is not None
         new = sequence.tokens[len(self.index) :]
@@ -109,8 +109,8 @@ class PromptLookup:
         return found
 
     def look_up(self, sequence: Sequence) -> LookupCandidates | None:
-        """Candidates that followed earlier occurrences of the sequence's end, None without a match. Found once between two
-        commits, unless a past output was added meanwhile."""
+        """Candidates after earlier occurrences of the sequence's end, None without a match. Cached between two commits, unless a
+        past output is added."""
         n, pending, index = sequence.n_tokens, sequence.pending, self.index
         at, past, after, found = self._found
         if at == n and after == pending and past == len(self.past):

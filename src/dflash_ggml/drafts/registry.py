@@ -23,17 +23,17 @@ def open_draft(
     Args:
         path: A GGUF or .safetensors file, or a folder with one.
         window: Replaces its attention window (see `DraftFile.open`).
-        type_: What its matrices of floats become (None: they stay).
-        candidates: Candidates per depth, in place of the number that it was trained for.
+        type_: Type of converted float matrices (None: unchanged).
+        candidates: Candidates per depth, instead of the trained number.
 
     Raises:
-        ModelFileError: It is damaged, or of no known kind.
+        ModelFileError: It is damaged, or of an unknown kind.
     """
     return DFlashSource(DraftFile.open(path, window=window), window, type_, candidates)
 
 
 def open_own(file: GGUFFile, target: Target, depth: int = DEPTH) -> DraftSource | None:
-    """The draft that a target's file holds itself: its prediction head. None if it has none.
+    """The prediction head in a target's file, None if it has none.
 
     Args:
         file: The target's open file.
@@ -47,9 +47,9 @@ def open_own(file: GGUFFile, target: Target, depth: int = DEPTH) -> DraftSource 
 
 
 def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[DraftSource | None, list[str]]:
-    """Open what is to draft for a target: the configured draft, the file's own head, both, or none.
+    """Open the drafts for a target: the configured draft, the file's prediction head, both, or none.
 
-    Whether it fits the target is not checked yet.
+    Whether they fit the target is not checked yet.
 
     Args:
         config: The engine's options.
@@ -57,7 +57,7 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
         target: The target in it.
 
     Returns:
-        The draft, None where none drafts, and notes on the choice.
+        The draft, None without one, and notes on the choice.
 
     Raises:
         ConfigError: `spec` leaves out the configured draft, or names the only source of drafts and it is missing.
@@ -71,7 +71,7 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
                 f"spec: {config.draft} is a {draft.name} draft, which it leaves out; name it there"
             )
         if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
-            # layers that the target lacks are contiguous with no others
+            # first: its error names taps beyond the target's layers
             draft.check(target, str(config.model))
             draft = SeveralSource([draft, head])
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):

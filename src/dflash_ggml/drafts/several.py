@@ -1,6 +1,6 @@
-"""Several drafts of one target: each proposes at every step, and their candidates grow one tree.
+"""Several drafts of one target as one drafter: each proposes at every step, and their candidates grow one tree.
 
-It is a drafter of drafters, so that nothing above knows how many there are.
+Other code does not depend on the number of drafts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SeveralSource(DraftSource):
     """Open drafts that fit the same target.
 
     Raises:
-        ConfigError: One's tapped layers are not contiguous among all tapped ones.
+        ConfigError: A draft's tapped layers are not contiguous among all tapped ones.
     """
 
     def __init__(self, sources: Items[DraftSource]) -> None:
@@ -92,7 +92,7 @@ class SeveralDrafter(Drafter):
     """Drafters that see the same tokens.
 
     Args:
-        spans: Byte offset and length of each one's features in a row of all.
+    spans: Byte offset and length of each drafter's features in a row of all.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SeveralDrafter(Drafter):
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
-        """See Drafter.propose; a draft that gives NaN for a sequence leaves it to no other."""
+        """See Drafter.propose; NaN from one draft ends drafting for the sequence."""
         found = self._all(sequences, lambda d: d.propose(sequences, budget, depth))
         merged: list[Candidates | NonFiniteDraft] = []
         for of_sequence in zip(*found):
@@ -113,7 +113,7 @@ class SeveralDrafter(Drafter):
         return merged
 
     def _all(self, sequences: Items[Sequence], work: Callable[[Drafter], T]) -> list[T]:
-        """Let every drafter take in what is unseen, which is seen only then."""
+        """Let every drafter take in the unseen tokens; only then they count as seen."""
         unseen, found = [s.unseen for s in sequences], []
         for drafter in self.drafters:
             try:
@@ -155,7 +155,7 @@ class SeveralDrafter(Drafter):
         return [ring for drafter in self.drafters for ring in drafter.rings]
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        """What all have seen."""
+        """Positions that all have seen."""
         return np.logical_and.reduce([drafter.seen(sequence) for drafter in self.drafters])
 
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
@@ -181,7 +181,7 @@ def _sum(name: str, parts: Items[Part]) -> Part:
 
 
 class _Graphs:
-    """The shared graphs, under keys of one drafter's own."""
+    """The shared graphs, with keys of one drafter."""
 
     def __init__(self, graphs: GraphCache, i: int) -> None:
         self._graphs, self._i = graphs, i
@@ -195,13 +195,13 @@ class _Graphs:
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """One drafter's part of the features, [its taps * D, columns]."""
+    """One drafter's view of the features, [its taps * D, columns]."""
 
     tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a drafter sees of the target's state."""
+    """A drafter's view of the target's state."""
 
     features: _Features

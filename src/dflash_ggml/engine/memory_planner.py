@@ -78,7 +78,7 @@ def free_on_sides(device: Device, limit: int | float | None) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a plan is made for.
+    """An opened pair and its device: the input of a memory plan.
 
     Attributes:
         device: The first of the devices.
@@ -86,7 +86,7 @@ class Opened:
         file: The target's open file.
         target: The target in it.
         draft: The open draft, if there is one.
-        scorer: The open prompt scorer, if there is one; it lies beside the target on the first side.
+        scorer: The open prompt scorer, if there is one; on the target's first side.
     """
 
     device: Device
@@ -98,12 +98,12 @@ class Opened:
 
     @property
     def free(self) -> list[int]:
-        """Bytes of each side that may be planned with."""
+        """Bytes of each side available to the plan."""
         return free_on_sides(self.device, self.config.gpu_memory)
 
     @property
     def usual_context(self) -> int:
-        """Tokens of the context that is asked for, or of one that is long enough for most uses."""
+        """Tokens of the configured context, else of one that is long enough for most uses."""
         return self.config.n_ctx or min(self.target.n_ctx_train, USUAL_CONTEXT)
 
 
@@ -112,17 +112,17 @@ class MemoryNeeds:
     """Memory needs of a pair on a device, before any memory is taken.
 
     Attributes:
-        opened: What they are of.
+        opened: The pair and its device.
         longest: Context if none is requested, if it fits.
         kv: Cache types in order of preference; the first that fit are taken.
         batches: Tokens of a prefill pass, likewise.
         width: Columns of the widest tree.
         over: Cache rows beyond the context, for all sequences; over_each: for one, beyond its tokens.
-        notes: What had to be changed for the device.
+        notes: Changes made for the device.
         kept: Experts that stay in host memory.
         n_states: Sequences decoded in a batch.
-        placement: Which side has what.
-        where: The same in words, by side; empty where there is one.
+        placement: The side of each part.
+        where: The same in words, by side; empty for a single side.
     """
 
     opened: Opened
@@ -286,7 +286,7 @@ class MemoryNeeds:
         return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
     def checked(self) -> tuple[KvTypes, int, MemoryPlan]:
-        """`plan` for the context that is asked for, with what is free.
+        """`plan` for the configured context and the free memory.
 
         Returns:
             Types of caches, tokens of a batch, and the plan.
@@ -321,7 +321,7 @@ def memory_needs(
     """Declare the weights and plan the memory.
 
     Args:
-        opened: The pair, and where it goes.
+        opened: The pair and its device.
         layers: How many layers' experts the host keeps (None: as configured).
         prepare: False if the draft is already prepared.
         sources: The target's tensors, if already made: some targets copy tensors to reorder them.

@@ -1,8 +1,8 @@
-"""Drafts as published: a safetensors checkpoint with config.json, of z-lab's schema and its derivatives.
+"""Reader of published drafts: safetensors checkpoints with config.json, in z-lab's schema and its derivatives.
 
 z-lab, incoai      DFlash and DFlash2, options below `dflash_config`
 DeepSpec           DSpark, options at the top
-Poolside           drafts of Laguna; queries, keys and values may be one matrix, and a tap's norm is a tensor of its own
+Poolside           drafts of Laguna; queries, keys and values may be one matrix, and each tap's norm is a separate tensor
 speculators        DSpark, the sizes below `transformer_layer_config`; taps are named by the layer they enter, so one higher
 """
 
@@ -70,7 +70,7 @@ _ARCHITECTURES = (
     "DFlashLagunaForCausalLM",
 )
 _TAP_NORM = re.compile(r"(?:model\.)?aux_hidden_norms\.(\d{1,3})\.weight")
-_NOT_USED = ("t2d",)  # which of the target's tokens a reduced vocabulary has: the other table says it too
+_NOT_USED = ("t2d",)  # which of the target's tokens a reduced vocabulary has: redundant with the other table
 
 
 def read_checkpoint(file: SafetensorsFile) -> Dialect:
@@ -147,7 +147,7 @@ def read_checkpoint(file: SafetensorsFile) -> Dialect:
 
 
 def _key(file: KeyedFile, name: str) -> str:
-    """The key of a size of the layers: below those of the layers where the schema has them apart, else at the top."""
+    """The key of a layer size: in the layers' section if the schema has one, else at the top level."""
     return NESTED + name if NESTED + name in file.metadata else name
 
 
@@ -187,14 +187,14 @@ def _markov(file: SafetensorsFile, names: dict[str, str]) -> Markov | None:
         "sample_from_anchor", "dflash_config.sample_from_anchor", "dflash_config.shift_label"
     )
     from_anchor = file.get(anchor, bool)
-    if from_anchor is None:  # llama.cpp's converter tells them apart by this too
+    if from_anchor is None:  # as llama.cpp's converter distinguishes them
         is_speculators = any(key.startswith(NESTED) for key in file.metadata)
         from_anchor = not is_speculators and "aux_hidden_state_layer_ids" not in file.metadata
     return Markov(rank, kind == "gated", from_anchor)
 
 
 def _part(file: SafetensorsFile) -> None:
-    """Bring what Poolside joins or parts to the form of all others: q, k and v in one matrix, and norms of single taps."""
+    """Normalise Poolside's form: q, k and v in one matrix are split, and norms of single taps joined."""
     made: dict[str, tuple[int, tuple[int, ...], np.ndarray]] = {}
     gone: list[str] = []
     for name, info in file.tensors.items():
@@ -228,8 +228,8 @@ def _part(file: SafetensorsFile) -> None:
 
 
 def _window(file: SafetensorsFile, n_layers: int, is_gated: bool) -> tuple[int | None, tuple[bool, ...]]:
-    """Window in tokens and the layers that have it; it counts only when one of the two switches is on, or the draft is one of
-    Poolside's, whose files have none."""
+    """Window in tokens, and the layers with it; only valid if one of the two switches is on, or for Poolside's drafts, which
+    have no switch."""
     everywhere = optional(file, "dflash_config.use_swa", bool, False)
     size = "dflash_config.swa_window_size"
     window = file.get(size if size in file.metadata else _key(file, "sliding_window"), int)
@@ -242,13 +242,13 @@ def _window(file: SafetensorsFile, n_layers: int, is_gated: bool) -> tuple[int |
 
 
 def _rotary(file: SafetensorsFile, head_dim: int, is_near: bool) -> tuple[int | None, Yarn | None, float]:
-    """Rotated dimensions (None: the whole head), how positions are stretched, and the base. is_near: of layers with windows."""
+    """Rotated dimensions (None: the whole head), scaling of positions, and the base. is_near: of window layers."""
     whole = ("rope_parameters.", "rope_scaling.")
     kind = "sliding_attention" if is_near else "full_attention"
     prefixes = [p + name for p in (NESTED, "") for name in (*whole, f"rope_parameters.{kind}.")]
 
     def key(name: str, *others: str) -> str:
-        """The first key that there is, or how most files would call it."""
+        """The first key that the file has, or the most common one."""
         asked = (*(p + name for p in prefixes), *others)
         return next((k for k in asked if k in file.metadata), others[0] if others else "rope_scaling." + name)
 

@@ -31,7 +31,7 @@ _LUCEBOX_GLOBAL = {
     "dflash.hidden_norm.weight": "enc.output_norm.weight",
     "dflash_hidden_norm.weight": "enc.output_norm.weight",
 }
-# Parts of names that only other kinds of draft have, in any dialect: of tensors, of keys, and of architectures.
+# Name parts that identify other kinds of draft, in any dialect: of tensors, of keys, and of architectures.
 _OTHER_KINDS = {"an EAGLE-3 draft": (r"attn_norm_2|midlayer", r"norm_before_(residual|fc)", r"eagle")}
 
 
@@ -74,18 +74,18 @@ def _refuse_other_kinds(file: GGUFFile | SafetensorsFile) -> None:
 
 
 def title(file: KeyedFile) -> str:
-    """What a draft calls itself; empty if it does not."""
+    """The draft's name in its metadata, or empty."""
     name = file.metadata.get("general.name")
     return name if isinstance(name, str) else ""
 
 
 def instead(file: KeyedFile) -> str:
-    """What to use instead of a draft that cannot be used."""
+    """Advice on what to use instead of an unsupported draft."""
     return replacement(file.path.name, title(file), file.path.parent.name)
 
 
 def _upstream(file: GGUFFile) -> Dialect:
-    early = file.get_array("dflash.target_layer_ids", int)  # as written before llama.cpp settled its names
+    early = file.get_array("dflash.target_layer_ids", int)  # keys from before llama.cpp's names were final
     if early is not None and "dflash.target_layers" not in file.metadata:
         taps = tuple(early)
     else:
@@ -117,7 +117,7 @@ def _markov(file: GGUFFile) -> Markov | None:
     if BEFORE not in file.tensors:
         if "dflash.has_confidence_head" in file.metadata:
             raise file.error(
-                f"tensor {BEFORE!r} is missing, but key 'dflash.has_confidence_head' tells of a DSpark draft"
+                f"tensor {BEFORE!r} is missing, but key 'dflash.has_confidence_head' indicates a DSpark draft"
             )
         return None
     rank = in_range(file.error, "rank of the Markov head", file.tensors[BEFORE].shape[0], 1, MAX_RANK)
@@ -137,14 +137,14 @@ def _lucebox(file: GGUFFile) -> Dialect:
         "mask_id": file.require(f"{arch}.dflash.mask_token_id", int),
         "taps": tuple(file.require_array(f"{arch}.dflash.target_layer_ids", int)),
     }
-    # Here `post_attention_norm` is the norm before the FFN; in upstream files it would be an extra one.
+    # In this dialect `post_attention_norm` is the norm before the FFN; in upstream files it is an additional norm.
     norm = re.compile(r"^(blk\.\d+)\.post_attention_norm\.")
     names = ((_LUCEBOX_GLOBAL.get(name, norm.sub(r"\1.ffn_norm.", name)), name) for name in file.tensors)
     return Dialect(fields, unique(file, names))
 
 
 def _gguf_fields(file: GGUFFile, arch: str) -> dict[str, Any]:
-    """The fields that both GGUF dialects keep under the same names below `arch`."""
+    """The fields with the same names below `arch` in both GGUF dialects."""
     head_dim = count(file, f"{arch}.attention.key_length")
     plain_only(
         file,

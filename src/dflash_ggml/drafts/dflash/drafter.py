@@ -24,9 +24,9 @@ from ..lattice import unpack
 from .graphs import append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, DraftParams
 
-# blocks of a pass whose candidates have pair scores: each has some hundred operations of its own
+# most blocks of a pass with pair scores, which take some hundred operations per block
 MOST_LATTICES = 8
-# tokens to take in: the sequence, the columns of their features, and the position behind the last
+# tokens to take in: the sequence, their feature columns, and the position after the last
 Unseen = tuple[Sequence, tuple[int, ...], int]
 
 
@@ -36,7 +36,7 @@ def kind_of(p: DraftParams) -> str:
 
 
 def cache_layers(p: DraftParams) -> list[KvLayer]:
-    """The draft's context: a row of keys and values per committed token and layer."""
+    """K/V layers of the draft's context: one row per committed token and layer."""
     return [
         KvLayer(p.n_kv_heads, p.head_dim, p.sliding_window if is_window else None)
         for is_window in p.window_layers
@@ -44,10 +44,10 @@ def cache_layers(p: DraftParams) -> list[KvLayer]:
 
 
 class DFlashDrafter(Drafter):
-    """A block-diffusion draft. Its context has rows of committed tokens; a block's own rows lie behind them.
+    """A block-diffusion draft. Its context has rows of committed tokens, followed by a block's own rows.
 
     Args:
-        to_target: The target's id of each id of the draft, where they differ.
+        to_target: The target's id of each of the draft's ids, if they differ.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DFlashDrafter(Drafter):
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
         self._steps = np.arange(self.block, dtype=np.int32)
         every = np.ones((self.block, self.block), bool)
-        # the columns of a block that see each one, as bits, per group of the context
+        # bits of the block's columns that see each column, per group of the context
         self._causal = [
             p.causal_full if group.window is None else p.causal_window for group in self.context.groups
         ]
@@ -102,7 +102,7 @@ class DFlashDrafter(Drafter):
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
-        """A block for each sequence: the pending token and mask tokens behind it, at the positions after the committed ones."""
+        """Propose a block for each sequence: the pending token and mask tokens, at the positions after the committed ones."""
         if len(sequences) == 1 and not sequences[0].state_index:
             return list(self._single(sequences[0], depth))
         most = self._most_blocks(self._columns(depth))
@@ -110,7 +110,7 @@ class DFlashDrafter(Drafter):
         return [found for part in passes for found in self._batch(part, depth)]
 
     def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
-        """The block of a lone sequence of state index 0, whose graph takes masks instead of ranges."""
+        """The block of a lone sequence with state index 0, whose graph takes masks instead of ranges."""
         p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
             self._take_in(sequence, len(sequence.unseen) - block)
@@ -173,18 +173,18 @@ class DFlashDrafter(Drafter):
         return self._read(graph, block, m, n)
 
     def _columns(self, depth: int | None) -> int:
-        """Columns of a block that drafts so far."""
+        """Columns of a block for so many tokens."""
         return self.block if depth is None else min(depth + self.params.first_row, self.block)
 
     def _most_blocks(self, columns: int) -> int:
-        """Blocks of so many columns that a pass may have: two passes of the kernels for few columns take less time than one of
-        those for many (27B shape, H200: 8 blocks of 8 columns 2.9 ms, 9 of them 8.0)."""
+        """Most blocks of so many columns in a pass: two passes with the narrow kernels take less time than one with the wide ones
+        (27B shape, H200: 8 blocks of 8 columns 2.9 ms, 9 blocks 8.0 ms)."""
         has_pairs = self.params.selector is not None or self.params.markov is not None
         most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
     def _read(self, graph: Graph, block: int, n: int = 1, batch: int = 1) -> list[Rows | NonFiniteDraft]:
-        """What the first n blocks of a pass of so many came to."""
+        """Read the candidates of the first n blocks of a pass."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
             whole, is_chain = self.device.read(graph.outputs["lattice"]), self.params.markov is not None
@@ -223,13 +223,13 @@ class DFlashDrafter(Drafter):
             s.unseen = ()
 
     def _take_in(self, sequence: Sequence, n: int) -> None:
-        """See the first n of the unseen tokens."""
+        """Take in the first n unseen tokens."""
         part, left = sequence.unseen[:n], sequence.unseen[n:]
         self._take([(sequence, part, sequence.n_tokens - len(left))])
         sequence.unseen = left
 
     def _take(self, parts: list[Unseen]) -> None:
-        """See these tokens, a block of them at a time."""
+        """Take in these tokens, a block at a time."""
         while parts := [part for part in parts if part[1]]:
             taken, left, room = [], [], self.block
             for sequence, columns, end in parts:
@@ -255,8 +255,8 @@ class DFlashDrafter(Drafter):
         rows: Items[NDArray[np.int32]],
         parts: Items[Unseen],
     ) -> None:
-        """Set inputs of one length: columns of the features of tokens that a pass takes in, their positions, and their cache rows
-        in each group. What is left over goes to spare rows."""
+        """Set the inputs for tokens that a pass takes in: feature columns, positions, and cache rows in each group. Padding goes
+        to spare rows."""
         groups = self.context.groups
         counts = [len(taken) for _, taken, _ in parts]
         origins = [
@@ -277,7 +277,7 @@ class DFlashDrafter(Drafter):
             for group, of_group in zip(groups, rows):
                 of_group[at:] = group.spare(len(columns) - at)
 
-    # ---- what it has seen
+    # ---- tokens taken in
 
     @property
     def append(self) -> Append:
@@ -307,13 +307,13 @@ class DFlashDrafter(Drafter):
         self.context.forget_masks()
 
     def _known_from(self, sequence: Sequence) -> int:
-        """The position from which on it has seen all tokens."""
+        """The position from which it has seen all tokens."""
         held = self.held[sequence.lent][: sequence.n_tokens]
         return 0 if held.all() else int(np.flatnonzero(~held)[-1]) + 1
 
 
 def _ring_input(graph: Graph, group: ContextRows, n: int):
-    """Rows of a ring for the next n tokens of a pass, int32 [n]: an input for each ring, of whatever draft, and call."""
+    """Input of a ring's rows for the next n tokens of a pass, int32 [n]: one for each draft, ring and call."""
     own = f"ring {id(group):x} "
     before = [part.tensor for name, part in graph.inputs.items() if name.startswith(own)]
     name, at = f"{own}{len(before)}", sum(t.ne[0] for t in before)

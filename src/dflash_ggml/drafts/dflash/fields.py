@@ -1,4 +1,4 @@
-"""Parts shared by the readers of all dialects: the normalised form, and typed access to single fields."""
+"""Shared parts of the dialect readers: the normalised form, and typed access to fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...models.checks import MAX_WIDTH, in_range
 
 T = TypeVar("T", int, float, bool, str)
 
-DEFAULT_BLOCK = 16  # the formats' own meaning of a missing block size
+DEFAULT_BLOCK = 16  # the formats' default block size
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Dialect:
     `fields` are arguments of `DraftParams`; `names` maps normalised tensor names to those in the file.
 
     Attributes:
-        interleaved: The two members of a rotary pair are neighbours and must be brought half a head apart.
-        is_offset: The table of a reduced vocabulary says how far each target id is from the draft's, not which it is.
+        interleaved: Rotary pairs are adjacent dimensions and must be reordered to half a head apart.
+        is_offset: The table of a reduced vocabulary has offsets from the draft's ids to the target's, not the target's ids.
     """
 
     fields: dict[str, Any]
@@ -32,14 +32,14 @@ class Dialect:
 
 
 def plain_only(file: KeyedFile, plain: Mapping[str, Any]) -> None:
-    """Refuse values that ask for maths which the graph does not have."""
+    """Refuse values that need maths which the graph does not have."""
     for key, value in plain.items():
         if (found := file.get(key, type(value))) not in (None, value):
             raise file.error(f"key {key!r} is {describe(found)}, but only {value!r} is supported")
 
 
 def unique(file: KeyedFile, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The mapping of new names to old ones; two old ones must not become the same."""
+    """The mapping of new names to old ones, which must be one to one."""
     names: dict[str, str] = {}
     for new, old in pairs:
         if new in names:
@@ -54,6 +54,6 @@ def count(file: KeyedFile, key: str, high: int = MAX_WIDTH) -> int:
 
 
 def optional(file: KeyedFile, key: str, kind: type[T], default: T | None) -> T | None:
-    """The scalar under `key`, or `default` where the file has none."""
+    """The scalar under `key`, or `default` if the file has none."""
     value = file.get(key, kind)
     return default if value is None else value

@@ -31,7 +31,7 @@ from .params import (
     with_window,
 )
 
-I64 = 27  # ggml's number of it
+I64 = 27  # ggml's type number
 
 
 class DraftFile:
@@ -46,14 +46,14 @@ class DraftFile:
         is_offset: bool = False,
         mask: np.ndarray | None = None,
     ):
-        """Made by `open`.
+        """Use `open` instead.
 
         Args:
             source: The open file.
-            params: What it declares.
+            params: Its parameters.
             names: Normalised name -> name in `source`.
             interleaved, is_offset: See `Dialect`.
-            mask: The mask token's own vector, float32 [D].
+            mask: The mask token's separate vector, float32 [D].
 
         Raises:
             ModelFileError: The table of a reduced vocabulary is bad.
@@ -74,12 +74,12 @@ class DraftFile:
     ) -> DraftFile:
         """Open a GGUF file, a .safetensors file or a folder with one, and check it.
 
-        The policies choose attention inside the block per kind of layer.
+        The causality policies choose attention inside the block per kind of layer.
 
         Args:
             rope_theta: Replaces the file's value (some converters wrote a wrong one).
-            window: In tokens, replaces that of the window layers, or, in a file that tells of none, makes all layers but the
-                last such; 0: no windows.
+            window: Tokens, replaces the file's window, or, if the file has none, applies to all layers but the last; 0: no
+                windows.
 
         Raises:
             ModelFileError: A key or tensor is missing or wrong; it names it.
@@ -138,14 +138,14 @@ class DraftFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The normalised names of all tensors that the graph uses."""
+        """Normalised names of all tensors that the graph uses."""
         names = [name for name in self._names if name not in (GATE, *_UNUSED)]
         halves = (GATE_HIDDEN, GATE_TOKEN) if GATE in self._names else ()
         return (*names, *halves, *((MASK,) if self._mask is not None else ()))
 
     @property
     def published(self) -> tuple[str, ...]:
-        """The normalised names of the file's own tensors, those that the graph leaves out included."""
+        """Normalised names of the file's own tensors, including those that the graph does not use."""
         return tuple(self._names)
 
     def kind(self, name: str) -> tuple[int, tuple[int, ...]]:
@@ -180,14 +180,14 @@ class DraftFile:
         return kind, shape, data
 
     def _gate_half(self, name: str, kind: int) -> np.ndarray:
-        """The columns of the Markov head's gate that belong to the hidden state, or those of the token before."""
+        """The columns of the Markov head's gate for the hidden state, or those for the previous token."""
         width, rank = self.params.n_embd, self.kind(GATE)[1][1]
         rows = self._source.data(self._names[GATE]).reshape(rank, -1)
         at = tensor_nbytes(kind, (width,))
         return np.ascontiguousarray(rows[:, :at] if name == GATE_HIDDEN else rows[:, at:]).reshape(-1)
 
     def _target_ids(self, is_offset: bool) -> np.ndarray:
-        """The target's id of each id of the draft, int32."""
+        """The target's id of each of the draft's ids, int32."""
         ids = self._source.data(self._names[TO_TARGET]).view("<i8").copy()
         if is_offset:
             ids += np.arange(len(ids))
@@ -199,21 +199,21 @@ class DraftFile:
         return ids.astype(np.int32)
 
     def close(self) -> None:
-        """Let go of the file; arrays that `tensor` gave out stay valid."""
+        """Close the file; arrays returned by `tensor` stay valid."""
         self._source.close()
 
 
-# how likely a drafted token is to be accepted when sampling: rates of what was drafted before say more (see decode/calibration)
+# the confidence head is not used: measured acceptance rates predict better (see decode/calibration)
 _UNUSED = (CONFIDENCE, CONFIDENCE_BIAS)
 
 
 def _is_small(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is kept as float32: vectors, the taps' norms, and the fixed kernels of convolutions."""
+    """Whether a tensor stays float32: vectors, the taps' norms, and the fixed kernels of convolutions."""
     return (len(shape) == 1 and name != TO_TARGET) or name == TAP_NORMS or name.endswith("_conv_base")
 
 
 def _mask_vector(folder: Path, fields: dict) -> np.ndarray | None:
-    """The mask token's own vector, where it lies beside a checkpoint. Raises `ModelFileError`."""
+    """The mask token's separate vector from a file beside a checkpoint. Raises `ModelFileError`."""
     path = folder / "mask_embedding.pt"
     if not path.is_file():
         return None
@@ -227,7 +227,7 @@ def _mask_vector(folder: Path, fields: dict) -> np.ndarray | None:
 
 
 def _check_heads(source: GGUFFile | SafetensorsFile, p: DraftParams, found: dict[str, TensorInfo]) -> None:
-    """What the parts of DSpark must be that no shape of another tensor tells. Raises `ModelFileError`."""
+    """Check DSpark's tensors beyond their mutual shapes. Raises `ModelFileError`."""
     if p.n_draft_vocab is not None:
         table = found.get(TO_TARGET)
         if table is None:
@@ -257,13 +257,13 @@ def _check_heads(source: GGUFFile | SafetensorsFile, p: DraftParams, found: dict
 
 
 def _as_f32(data: np.ndarray, kind: int) -> np.ndarray:
-    """Bytes of F16 or BF16 numbers as bytes of F32."""
+    """Convert bytes of F16 or BF16 numbers to F32."""
     if kind == BF16:
         return (data.view("<u2").astype("<u4") << 16).view(np.uint8)
     return data.view("<f2").astype("<f4").view(np.uint8)
 
 
 def _half_split(data: np.ndarray, n_rows: int, head_dim: int) -> np.ndarray:
-    """Rows of interleaved rotary pairs (0 1)(2 3)... reordered per head: first members, then second ones."""
+    """Reorder rows of interleaved rotary pairs (0 1)(2 3)... per head: first members, then second ones."""
     rows = data.reshape(n_rows // head_dim, head_dim // 2, 2, data.size // n_rows)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)

@@ -1,8 +1,8 @@
-"""Forward graph of a block draft: masked tokens denoised in one pass over the target's features.
+"""Graphs of a block draft: masked tokens denoised in one pass over the target's features.
 
-Reference: arXiv 2602.06036. Context rows come only from features of committed tokens (`append_context`); the block's own
-K/V are scratch that the next step overwrites. B = block size, D = embedding length, n_tap = tapped layers. What DFlash2 and
-DSpark have beyond it is in their own folders.
+Reference: arXiv 2602.06036. Context rows come only from features of committed tokens (`append_context`); the block's own K/V
+are scratch, overwritten by the next step. B = block size, D = embedding length, n_tap = tapped layers. The additions of DFlash2
+and DSpark are in their own folders.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def append_context(
     Args:
         features: [n_tap*D, n].
         positions: Absolute positions, int32 [n].
-        rows: Per group of the context cache rows int32 [n], of which a ring takes no more than it has, the last ones.
+        rows: Cache rows per group of the context, int32 [n]; a ring uses only the last ones, up to its size.
 
     Returns:
-        The caches per layer; what reads them comes after the write.
+        The caches per layer; readers of them run after the write.
     """
     d, kv_heads = p.head_dim, p.n_kv_heads
     if p.normed_taps:
@@ -65,7 +65,7 @@ def append_context(
 
 
 def _last(g: Graph, n: int, c, positions, rows) -> tuple:
-    """The last n columns of c [D, columns], and of the others [columns]; all where there are fewer: no row is written twice."""
+    """The last n columns of c [D, columns] and of the others [columns], or all if there are fewer: no row is written twice."""
     skipped = c.ne[1] - n
     if skipped <= 0:
         return c, positions, rows
@@ -113,13 +113,13 @@ def draft_graph(
     cache rows of the features | and of the block, each B (unused columns go to spare rows); the groups' masks, mask0, mask1,
     ..., over `n_kv` rows.
     Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
-    scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows that the head saw. A draft whose row 0 drafts has B rows.
+    scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows in front of the head. A draft whose row 0 drafts has B rows.
 
     Args:
         features: The target's tensor [n_tap*D, columns].
         embedding, head: The target's matrices [D, n_vocab] or the draft's own.
-        head_scale: That of the target's head, [1], or None.
-        n_kv: Cache rows that attention looks at, per group.
+        head_scale: Scale of the target's head, [1], or None.
+        n_kv: Cache rows that attention reads, per group.
         block: Columns of a block.
         candidates: Tokens per depth.
         seqs: Blocks of a batch; 0: one sequence.
@@ -167,7 +167,7 @@ def draft_graph(
         y = around(y, 0)
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
         x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
-    if p.first_row:  # row 0 sits on the known pending token: only the masked rows need the head
+    if p.first_row:  # row 0 is the known pending token: only the masked rows need the head
         width, step = x.ne[0], x.nb[1]
         if seqs > 1:
             x = g.cont(
@@ -183,7 +183,7 @@ def draft_graph(
         g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
         return g
     whole, depths = None, logits.ne[1] // max(seqs, 1)
-    for i in range(max(seqs, 1)):  # of each block, one after the other
+    for i in range(max(seqs, 1)):  # concatenated, block by block
         own, seen_by_head, before = logits, hidden, pending
         if seqs > 1:
             at = i * depths
@@ -206,5 +206,5 @@ def _rope(g: Graph, p: DraftParams, x, positions):
 
 
 def _untouched(x, side: int):
-    """In place of a convolution, where a draft has none."""
+    """Identity, for drafts without convolutions."""
     return x

@@ -1,4 +1,4 @@
-"""Hyper-parameters of a draft in one form, whatever its dialect, and the check that they fit a target."""
+"""Hyper-parameters of a block draft, independent of its dialect, and the check that they fit a target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..dspark.params import TO_TARGET, Markov
 Causality = Literal["auto", "causal", "bidirectional"]
 
 OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-MASK = "mask_embedding"  # the mask token's own vector
+MASK = "mask_embedding"  # the mask token's separate vector
 TAP_NORMS, OUTPUT_GATE = "enc.aux_norm.weight", "attn_gate"
 MAX_BLOCK, MAX_TAPS, MAX_WINDOW = 256, 256, 1 << 30
 
@@ -38,29 +38,29 @@ class DraftParams:
     head_dim: int
     rope_theta: float
     rms_eps: float
-    block_size: int  # rows of the noise block, the pending token's included
+    block_size: int  # rows of the masked block, the pending token's included
     mask_id: int
     taps: tuple[int, ...]  # target layers, from 0, whose output feeds the draft; ascending
-    n_vocab: int | None  # where the file tells
+    n_vocab: int | None  # if the file has it
     sliding_window: int | None  # tokens that a row of a window layer sees, itself included
     window_layers: tuple[bool, ...]  # [n_layers]
-    declared_causal: bool | None  # what the file says about attention inside the block, if anything
+    declared_causal: bool | None  # the file's causality inside the block, if any
     full_policy: Causality = "auto"  # overrides it on full-attention layers
     window_policy: Causality = "auto"  # overrides it on sliding-window layers
-    own: tuple[str, ...] = ()  # those of OWN_TABLES that it brings instead of borrowing the target's
-    n_rot: int | None = None  # leading dimensions of a head that rotate, None: all
+    own: tuple[str, ...] = ()  # those of OWN_TABLES that the draft has itself; others are the target's
+    n_rot: int | None = None  # rotated leading dimensions of a head, None: all
     yarn: Yarn | None = None
     has_mask_vector: bool = False
-    n_draft_vocab: int | None = None  # tokens that it drafts, where they are fewer than the target's
-    # each tap has a norm of its own, and the layers' input norms act on the context too
+    n_draft_vocab: int | None = None  # size of a reduced vocabulary
+    # each tap has its own norm, and the layers' input norms apply to the context too
     normed_taps: bool = False
-    gated: bool = False  # attention's output is multiplied per head by softplus of a product with its input
+    gated: bool = False  # attention's output has a softplus gate per head
     selector: Selector | None = None
     markov: Markov | None = None
 
     @property
     def first_row(self) -> int:
-        """The first column of a block that drafts a token: 0 where the pending token's does."""
+        """The first drafting column of a block: 0 if the pending token's column drafts."""
         return 0 if self.markov is not None and self.markov.from_anchor else 1
 
     @property
@@ -70,12 +70,12 @@ class DraftParams:
 
     @property
     def causal_full(self) -> bool:
-        """Whether a row of the block sees only earlier rows, on full layers: as declared, else no."""
+        """Whether a row of the block sees only earlier rows, in full-attention layers: as declared, by default not."""
         return self.full_policy == "causal" or (self.full_policy == "auto" and self.declared_causal is True)
 
     @property
     def causal_window(self) -> bool:
-        """The same on sliding-window layers: as declared, else yes, which is how most engines run them."""
+        """The same in sliding-window layers: as declared, by default yes, as in most engines."""
         return self.window_policy == "causal" or (
             self.window_policy == "auto" and self.declared_causal is not False
         )
@@ -120,7 +120,7 @@ class DraftParams:
 
 
 def with_window(p: DraftParams, window: int) -> DraftParams:
-    """`p` with windows of so many tokens where it has some, else on all layers but the last; 0: with none."""
+    """`p` with another window on its window layers, or, if it has none, on all layers but the last; 0: no windows."""
     if not window:
         return replace(p, sliding_window=None, window_layers=(False,) * p.n_layers)
     layers = p.window_layers if any(p.window_layers) else (*[True] * (p.n_layers - 1), False)
@@ -128,7 +128,7 @@ def with_window(p: DraftParams, window: int) -> DraftParams:
 
 
 def window_note(target_name: str, draft_name: str, title: str, p: DraftParams) -> str:
-    """A warning for a draft of a model whose drafts have windows, in a file that tells of none; else empty."""
+    """A warning if the file has no windows although drafts of its model are trained with them; else empty."""
     pair = find_pair(Path(target_name).name, Path(draft_name).name, title)
     if pair is None or not pair.window or any(p.window_layers):
         return ""
@@ -160,7 +160,7 @@ def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name:
         raise ModelFileError(
             f"{draft_name} does not fit {target_name}: {'; '.join(wrong)}; use the draft made for it"
         )
-    if math.isclose(draft.rope_theta, target.rope_theta, rel_tol=1e-6):  # GGUF rounds it to f32
+    if math.isclose(draft.rope_theta, target.rope_theta, rel_tol=1e-6):  # GGUF stores it as f32
         return []
     bases = f"{draft_name} has rope base {draft.rope_theta:g}, {target_name} has {target.rope_theta:g}"
     return [
@@ -169,7 +169,7 @@ def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name:
 
 
 def check_params(source: GGUFFile | SafetensorsFile, p: DraftParams) -> None:
-    """What no single key shows: ranges of the fields, and those that must fit each other."""
+    """Check ranges of the fields and their relations."""
     taps, error = p.taps, source.error
     in_range(error, "block size", p.block_size, 2, MAX_BLOCK)
     in_range(error, "mask token id", p.mask_id, 0, (1 << 31) - 1)

@@ -1,6 +1,6 @@
 """`DFlashSource`: an open DFlash, DFlash2 or DSpark file before its drafter exists.
 
-It tells the memory that the draft will take on a device, and loads the weights.
+It states the draft's memory needs, and loads the weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .drafter import DFlashDrafter, cache_layers, kind_of
 from .file import DraftFile
 from .params import EMBEDDING, MASK, check_pair, window_note
 
-# tables of which single rows are looked up
+# tables with row lookup
 GATHERED = (EMBEDDING, MASK, SELECTOR_BEFORE, SELECTOR_AFTER, BEFORE, AFTER, TO_TARGET)
 
 
@@ -36,9 +36,9 @@ class DFlashSource(DraftSource):
 
     Args:
         file: The file.
-        window: The attention window that was asked for, see `DraftFile.open`.
-        type_: What matrices of floats become (None: they stay).
-        candidates: Per depth, in place of the number that a selector was trained for.
+        window: Configured attention window, see `DraftFile.open`.
+        type_: Type of converted float matrices (None: unchanged).
+        candidates: Candidates per depth, instead of the selector's trained number.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DFlashSource(DraftSource):
         """Declare the weights on a device.
 
         Returns:
-            Notes on what had to be converted.
+            Notes on conversions.
 
         Raises:
             ModelFileError: A tensor cannot be read or converted.

@@ -1,4 +1,4 @@
-"""The parts of a DFlash2 graph. B = columns of the block, L = drafted depths, D = embedding length; shapes in ggml's order."""
+"""Parts of a DFlash2 graph. B = columns of the block, L = drafted depths, D = embedding length; shapes in ggml's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ggml.graph import Graph
 from ..lattice import pack
 from .params import AFTER, BEFORE, SELECTOR, Selector
 
-ZERO = "zero column"  # [D, 1] of zeros, what stands left of a block
+ZERO = "zero column"  # [D, 1] of zeros, left of a block
 
 
 class Convolution:
@@ -20,9 +20,9 @@ class Convolution:
     before the block count as zero.
 
     Args:
-        name: That of the layer, "blk.0.attn".
+        name: Name of the layer, "blk.0.attn".
         y: [D, B], the layer's normalised input, from which the dynamic weights come.
-        zeros: [D, 1, k], what stands before each of the k blocks that are concatenated in B.
+        zeros: [D, 1, k], padding before each of the k blocks that are concatenated in B.
     """
 
     def __init__(self, g: Graph, w: Mapping[str, Tensor], s: Selector, name: str, y, zeros) -> None:
@@ -62,12 +62,12 @@ def selector_lattice(
 
     Args:
         logits: [n_vocab, L].
-        hidden: [D, L], what the head saw.
+        hidden: [D, L], the head's input.
         pending: int32 [1].
     """
     if s.scale != 1:
         logits = g.scale(logits, s.scale)
-    if s.cap:  # cap * tanh(x / cap) but for a constant, which no probability knows
+    if s.cap:  # cap * tanh(x / cap) up to a constant, which probabilities do not depend on
         logits = g.scale(g.sigmoid(g.scale(logits, 2 / s.cap)), 2 * s.cap)
     depths, k = logits.ne[1], min(s.candidates, logits.ne[0])
     best = g.top_k_log_probs(logits, k)

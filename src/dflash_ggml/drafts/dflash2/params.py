@@ -1,4 +1,4 @@
-"""Parameters of DFlash2 beyond DFlash: sizes, tensors, and their reading."""
+"""Parameters of DFlash2 beyond DFlash: sizes, tensors, and the reader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Selector:
         group: Channels that share a dynamic weight.
         rank: Rank of the pair scores.
         candidates: Candidates per depth.
-        scale, cap: What the logits are multiplied with and softly bounded by (0: not at all).
+        scale, cap: Factor and soft bound of the logits (0: none).
     """
 
     kernel: int
@@ -49,7 +49,7 @@ class Selector:
         """Refuse groups that do not divide the width.
 
         Raises:
-            ModelFileError: It names both.
+            ModelFileError: They do not.
         """
         if n_embd % self.group:
             raise file.error(
@@ -58,7 +58,7 @@ class Selector:
 
 
 def read_selector(file: KeyedFile, prefix: str, scale_key: str, cap_key: str) -> Selector:
-    """The sizes of a selector and of its convolutions.
+    """Read the sizes of a selector and of its convolutions.
 
     Args:
         file: The draft's open file.

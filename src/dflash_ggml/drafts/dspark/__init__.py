@@ -1,1 +1,1 @@
-"""DSpark: a DFlash draft whose logits take in the token before, through a low-rank Markov head."""
+"""DSpark: a DFlash draft whose logits depend on the previous token through a low-rank Markov head."""

@@ -21,15 +21,15 @@ def markov_lattice(
     pending: Tensor,
     candidates: int,
 ) -> Tensor:
-    """Candidates and pair scores as `pack` gives them, U_i with M_i after the best candidate of depth i - 1 in it.
+    """Candidates and pair scores in the form of `pack`; U_i includes M_i after the best candidate of depth i - 1.
 
-    A lattice over the best of the logits alone needs no matmul over the vocabulary; its candidates miss what only the token
-    before makes likely. This one adds the whole bias along the best path, depth by depth, as the head was trained and as
-    llama.cpp drafts, and costs L matmuls [R, n]: about another head of the target at n 248k, R 256, L 7.
+    A lattice over the best logits alone needs no matmul over the vocabulary, but its candidates miss tokens that only the
+    previous token makes probable. This one adds the whole bias along the best path, depth by depth, as in training and in
+    llama.cpp, and costs L matmuls [R, n]: about another target head at n 248k, R 256, L 7.
 
     Args:
         logits: [n, L] over the draft's vocabulary.
-        hidden: [D, L], what the head saw.
+        hidden: [D, L], the head's input.
         pending: int32 [1].
         candidates: Candidates per depth.
     """
@@ -37,7 +37,7 @@ def markov_lattice(
     from_hidden: Any = g.mul_mat(w[GATE_HIDDEN], hidden) if m.is_gated else None
 
     def gated(rows, first: int):
-        """Rows [R, k, n] of the first table, times the gates of the depths from `first` on."""
+        """Rows [R, k, n] of the first table times the gates of the depths from `first` on."""
         if from_hidden is None:
             return rows
         strides = (from_hidden.nb[1], from_hidden.nb[1])

@@ -8,18 +8,17 @@ BEFORE, AFTER = "markov_w1.weight", "markov_w2.weight"
 GATE, GATE_BIAS = "markov_gate.weight", "markov_gate.bias"
 CONFIDENCE, CONFIDENCE_BIAS = "conf_proj.weight", "conf_proj.bias"
 TO_TARGET = "d2t"  # target ids of a reduced vocabulary
-# the halves of the gate's matrix: what is multiplied with the hidden state, and with the row of the token before
+# the halves of the gate's matrix: for the hidden state, and for the row of the previous token
 GATE_HIDDEN, GATE_TOKEN = "markov_gate_hidden.weight", "markov_gate_token.weight"
 MAX_RANK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Markov:
-    """The head: its rank, and whether a gate from hidden state and token before stands on each row of its first table.
+    """The Markov head: its rank, and whether rows of its first table are gated by hidden state and previous token.
 
     Attributes:
-        from_anchor: Column 0 of a block, on the pending token, drafts the next token already; else the columns behind
-            it draft.
+        from_anchor: Column 0 of a block, the pending token's, drafts too; else only the columns after it.
     """
 
     rank: int

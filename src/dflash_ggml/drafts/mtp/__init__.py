@@ -1,1 +1,1 @@
-"""The multi-token prediction head (MTP) in a target's file, as a draft."""
+"""Drafting with the multi-token prediction head (MTP) in a target's file."""

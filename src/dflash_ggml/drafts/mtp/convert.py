@@ -1,4 +1,4 @@
-"""Adding a prediction head from a safetensors checkpoint to a target's GGUF."""
+"""Conversion: adds a prediction head from a safetensors checkpoint to a target's GGUF."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def has_head(folder: Path) -> bool:
 
 
 def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> dict[str, Source]:
-    """The head's tensors by llama.cpp's names, matrices as `type_`. Norms, which checkpoints store less 1, are float32.
+    """The head's tensors by llama.cpp's names, matrices as `type_`. Norms, stored minus 1 in checkpoints, are float32.
 
     Raises:
-        ModelFileError: For a tensor that has no place, and for one that is missing.
+        ModelFileError: A tensor is unknown or missing.
     """
     found: dict[str, Source] = {}
     for name, info in file.tensors.items():
@@ -71,16 +71,16 @@ def head_tensors(file: SafetensorsFile, block: int, type_: DraftType | None) -> 
 
 
 def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType | None = None) -> int:
-    """Write a copy of the target's file with the head behind its last block; the file is there once it is whole.
+    """Write a copy of the target's file with the head after its last block; the file appears once it is complete.
 
     Args:
         folder: Checkpoint that has the head.
         target: The target's open file.
         out: The file to write.
-        type_: What the head's matrices become (None: they stay).
+        type_: Type of the head's converted matrices (None: unchanged).
 
     Returns:
-        How many tensors the head has.
+    Number of tensors of the head.
 
     Raises:
         ModelFileError: The target is in parts, has a head already, or the head does not fit it.
@@ -114,7 +114,7 @@ def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType 
             if key == f"{target.arch}.block_count":
                 value = block + 1
             elif key.startswith(per_layer) and isinstance(value, list) and len(value) == block:
-                value = [*value, value[-1]]  # the head's block is an attention block, as the last one is
+                value = [*value, value[-1]]  # the head's block is an attention block, like the last one
             writer.add_key_value(key, value, kind[0], kind[-1] if kind[0] == GGUFValueType.ARRAY else None)
         writer.add_uint32(number, 1)
         for tensor in reader.tensors:

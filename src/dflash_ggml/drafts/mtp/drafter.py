@@ -1,4 +1,4 @@
-"""A target's prediction head as a drafter: serial passes over hidden states of the target, then over its own."""
+"""Drafter for a target's prediction head: serial passes over the target's hidden states, then over its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host, batch_bucket, checked
 from .graphs import Parts, context_graph, draft_graph, drafts_graph, names, normed, take_in
 
-DEPTH = 3  # tokens ahead: a further one costs a read of the output matrix and is right less often
+DEPTH = 3  # tokens ahead: each further one reads the output matrix again and is accepted less often
 
 
 def open_head(file: GGUFFile, target: Target, depth: int = DEPTH) -> MtpSource | None:
@@ -54,10 +54,10 @@ class MtpSource(DraftSource):
     def identity(self) -> list:
         tensors = self.file.tensors
         kinds = [(name, tensors[name].type, tensors[name].shape) for name in sorted(self.head.tensors())]
-        return [*kinds, self.depth]  # how far it drafts decides what is measured
+        return [*kinds, self.depth]  # measured costs depend on its depth
 
     def check(self, target: Target, target_name: str) -> list[str]:
-        """It is the target's own."""
+        """Nothing to check: the head is from the target's file."""
         return []
 
     def prepare(self, device: Device) -> list[str]:
@@ -89,7 +89,7 @@ class MtpSource(DraftSource):
 
 
 def _chain(best: NDArray[np.float32]) -> Rows:
-    """The candidates best [depth, 2, k], ids and log-probabilities, of which each depth follows the best one before it."""
+    """Candidates from best [depth, 2, k], ids and log-probabilities; each depth follows the best candidate of the one before."""
     depth, _, k = best.shape
     pairs = np.zeros((depth, k, k), np.float32)
     pairs[1:, 1:] = -np.inf
@@ -102,18 +102,18 @@ def cache_spec(head: Head) -> StateSpec:
 
 
 def _lasts(n_states: int) -> int:
-    """Hidden states that are kept: one a state index, and of several one for what only fills a pass."""
+    """Number of kept hidden states: one per state index, and with several one more for padding."""
     return n_states + (n_states > 1)
 
 
 def _room(depth: int) -> int:
-    """Unseen tokens that a drafting pass takes in beside drafting: the longest path of its own drafts."""
+    """Unseen tokens that a drafting pass also takes in: the longest path of its own drafts."""
     return depth + 1
 
 
 class MtpDrafter(Drafter):
-    """A prediction head. Its cache has the rows of all committed tokens it has seen, each made with the target's hidden state of
-    the token before; rows of drafted ones, made with its own, lie behind and are written over."""
+    """A prediction head. Its cache has a row for each committed token it has seen, computed with the target's hidden state of the
+    previous token; rows of drafted tokens, computed with its own, follow and are overwritten."""
 
     name = "mtp"
 
@@ -130,9 +130,9 @@ class MtpDrafter(Drafter):
         target = host.target
         embedding, output = names(head, target.embedding_name, target.head_name)
         self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
-        # by state index; before the first token there is nothing, which zeros say
+        # by state index; zeros before the first token
         self.has_last = [True] * host.n_states
-        self._masked = 0  # the state index that the mask is of
+        self._masked = 0  # the mask's state index
         self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's keys and values
         self.graphs = host.graphs
         self.mask = ResidentMask(self.device, self.depth, 2 * self.room, n_rows)
@@ -165,7 +165,7 @@ class MtpDrafter(Drafter):
     def propose(
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
-        """The best tokens of each depth along the chain of the best; only the best one of each depth has children."""
+        """Propose the best tokens of each depth along the greedy chain; only the best one of each depth has children."""
         return list(
             self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
         )
@@ -196,7 +196,7 @@ class MtpDrafter(Drafter):
         if self._masked != sequence.state_index:
             self.mask.forget()
         self._masked = sequence.state_index
-        # a column that drafts sees the pending token and the drafted ones before it, itself included
+        # a drafting column sees the pending token and the drafted ones up to itself
         seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
         self.mask.fill(graph, "mask", n_kv, ahead.start, seen_by, self.held, sequence.first_row)
         for fill in graph.fillers:
@@ -235,7 +235,7 @@ class MtpDrafter(Drafter):
         columns = columns.reshape(batch, room)
         ids, positions, rows = (part.reshape(batch, room + 1) for part in (ids, positions, rows))
         at, into = (part.reshape(depth, batch) for part in (at, into))
-        # padding is written to spare rows, and sees a row with finite values
+        # padding writes to spare rows, and sees a row with finite values
         rows[:] = spare + np.arange(room + 1)
         picks[:], indices[:] = np.arange(batch) * (room + 1), self.parts.last.ne[1] - 1
         into[:] = spare
@@ -296,13 +296,13 @@ class MtpDrafter(Drafter):
             self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
 
     def _hold(self, state_index: int, first: int, n: int, is_start: bool) -> None:
-        """The n cache rows from `first` on are being written; the first is unusable where the hidden state before it is unknown,
-        unless the sequence begins there."""
+        """Note that n cache rows from `first` on are being written; the first is invalid if the hidden state before it is
+        unknown, unless the sequence begins there."""
         self.held[first : first + n] = True
         if n and not self.has_last[state_index] and not is_start:
             self.held[first] = False
 
-    # ---- what it has seen
+    # ---- tokens taken in
 
     @property
     def append(self) -> Append:

@@ -1,8 +1,8 @@
-"""Graphs of a prediction head. D = embedding length, R = room for tokens that it has not seen, n = columns.
+"""Graphs of a prediction head. D = embedding length, R = capacity for unseen tokens, n = columns.
 
-A token x at position p + 1 goes in with the target's hidden state h of position p, behind the output norm, and its row gives the
-token at p + 2; the head's own output, normed, is the h of its next pass. Its block is the only one, so keys and values of a token
-need neither attention nor feed-forward layer: those run for the columns alone that draft.
+The input is a token x at position p + 1 with the target's hidden state h of position p, after the output norm; the output
+predicts the token at p + 2 and, normed, is the h of the head's next pass. There is only one block, so keys and values need
+neither attention nor feed-forward layer: those run for the drafting columns alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ STATE_INDEX = "state_index"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the graphs are made of.
+    """Tensors and sizes that the graphs are built from.
 
     Attributes:
         w: The head's and the target's weights.
-        last: The h of the last token seen, [D, n_states], and for several sequences one more that is never read.
+        last: The h of the last token seen, [D, n_states], and for several sequences one more, never read.
     """
 
     head: Head
@@ -44,12 +44,12 @@ class Parts:
         return self.last if state_index is None else g.get_rows(self.last, state_index)
 
     def write_last(self, g: Graph, h: Tensor) -> None:
-        """Store h [D, 1] as that of the sequence's last token."""
+        """Store h [D, 1] as the sequence's last token's."""
         state_index = self._state_index(g)
         g.expand(g.copy(h, self.last) if state_index is None else g.set_rows(self.last, h, state_index))
 
     def _state_index(self, g: Graph):
-        """The sequence's state index, int32 [1], an input that the graph's fillers set; None where there is only one."""
+        """The sequence's state index, int32 [1], an input set by the graph's fillers; None if there is only one."""
         if self.last.ne[1] == 1:
             return None
         if STATE_INDEX not in g.inputs:
@@ -61,10 +61,10 @@ class Parts:
 def take_in(
     g: Graph, m: Parts, h: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, pick: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values of tokens: each goes in with the h of the one before it, the first with `last`.
+    """Write keys and values of tokens, each with the h of the one before it, the first with `last`.
 
-    `last` becomes the h of the last token; with `pick` that of token pick - 1 or, at 0, what it was, and n + 1 tokens go in,
-    of which that one is to draft.
+    `last` becomes the h of the last token. With `pick` there are n + 1 tokens, of which number `pick` drafts, and `last` becomes
+    the h of token pick - 1, or stays the same for pick 0.
 
     Args:
         h: [D, n], the target's hidden states of the tokens themselves.
@@ -88,7 +88,7 @@ def take_in(
 
 
 def joined(g: Graph, m: Parts, ids: Tensor, h: Tensor) -> Tensor:
-    """The block's input [D, n] of tokens int32 [n] with the hidden states h [D, n] of those before them."""
+    """The block's input [D, n] for tokens int32 [n] with the hidden states h [D, n] of the tokens before them."""
     p, name = m.head, m.head.prefix + "nextn."
     e = g.rms_norm(g.get_rows(m.w[m.embedding], ids), p.rms_eps, m.w[name + "enorm.weight"])
     h = g.rms_norm(h, p.rms_eps, m.w[name + "hnorm.weight"])
@@ -96,7 +96,7 @@ def joined(g: Graph, m: Parts, ids: Tensor, h: Tensor) -> Tensor:
 
 
 def keys_values(g: Graph, m: Parts, x: Tensor, positions: Tensor, rows: Tensor) -> LayerCache:
-    """The cache once keys and values of the block's inputs x [D, n] are in `rows`."""
+    """The cache after writing keys and values of the block's inputs x [D, n] to `rows`."""
     p, name, n = m.head, m.head.prefix + "attn_", x.ne[1]
     y = g.rms_norm(x, p.rms_eps, m.w[m.head.prefix + "attn_norm.weight"])
     k, v = matmuls(g, m.w, [name + "k", name + "v"], y)
@@ -108,7 +108,7 @@ def keys_values(g: Graph, m: Parts, x: Tensor, positions: Tensor, rows: Tensor) 
 def block(
     g: Graph, m: Parts, x: Tensor, position: Tensor, cache: LayerCache, mask: Tensor, n_kv: int
 ) -> Tensor:
-    """The normed output [D, n] for the block's inputs x [D, n], whose keys and values are in the cache; mask [n_kv, n]."""
+    """The normed output [D, n] for the block's inputs x [D, n], with keys and values in the cache; mask [n_kv, n]."""
     p, w, name, d, n = m.head, m.w, m.head.prefix, m.head.head_dim, x.ne[1]
     q_gate = matmul(g, w, name + "attn_q", g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"]))
     strides = (2 * d * 4, 2 * d * p.n_heads * 4)
@@ -122,14 +122,14 @@ def block(
 
 
 def normed(g: Graph, m: Parts, features: Tensor) -> Tensor:
-    """The target's hidden states as its head sees them, of the outputs [D, n] of its last layer."""
+    """The head's inputs h from the outputs [D, n] of the target's last layer."""
     return g.rms_norm(features, m.head.rms_eps, m.w["output_norm.weight"])
 
 
 def context_graph(device: Device, m: Parts, features: Tensor, room: int) -> Graph:
-    """Takes in up to R = `room` tokens and drafts nothing.
+    """Graph that takes in up to R = `room` tokens and drafts nothing.
 
-    Input: ints = ids | columns of the features | positions | cache rows, each R, and how many there are, 1.
+    Input: ints = ids | columns of the features | positions | cache rows, each R, and their number, 1.
     """
     g = Graph(device, 256)
     ids, columns, positions, rows, pick = packed(g, "ints", *[room] * 4, 1)
@@ -151,11 +151,11 @@ def draft_graph(
     depth: int,
     candidates: int,
 ) -> Graph:
-    """Takes in up to R = `room` tokens, then drafts `depth` more behind the pending one, each from the best before it.
+    """Graph that takes in up to R = `room` tokens, then drafts `depth` tokens greedily after the pending one.
 
     Inputs: ints = columns of the features [R] | ids | positions | cache rows, each R + 1, unseen tokens, then the pending one |
-    how many are unseen, 1 | position and cache row of each column that drafts, twice `depth`; those of `mask`, whose columns
-    are those that draft.
+    number of unseen tokens, 1 | position and cache row of each drafting column, twice `depth`; those of `mask` over the
+    drafting columns.
     Output: best float32 [candidates, 2, depth], token ids and log-probabilities, best first.
     """
     g = Graph(device, 256 + depth * (96 + m.head.ffn.nodes))
@@ -187,8 +187,8 @@ def drafts_graph(
     """`draft_graph` for a batch of sequences of any state indices.
 
     Inputs: ints = columns of the features [R] per sequence | ids | positions | cache rows, each R + 1 per sequence | index of
-    each pending token among all of those | state indices | positions and cache rows of the drafting columns, by depth; `ranges`
-    of rows that those see, int32 [depth * batch, 2].
+    each pending token among these | state indices | positions and cache rows of the drafting columns, by depth; `ranges` of
+    rows that those see, int32 [depth * batch, 2].
     Output: best float32 [candidates, 2, depth * batch], depth by depth.
     """
     g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, batch
