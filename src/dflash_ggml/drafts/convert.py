@@ -51,7 +51,7 @@ def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType |
         type_: Type of converted float matrices (None: unchanged).
 
     Returns:
-    Notes on features that llama.cpp does not support.
+        Notes on features that llama.cpp does not support.
 
     Raises:
         ModelFileError: The draft does not fit the target.

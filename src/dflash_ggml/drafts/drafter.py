@@ -77,7 +77,7 @@ class DraftSource(ABC):
         """Prepare the weights for a device without allocating its memory.
 
         Returns:
-        Notes on conversions.
+            Notes on conversions.
 
         Raises:
             ModelFileError: A tensor cannot be read or converted.
@@ -98,9 +98,9 @@ class DraftSource(ABC):
         """Upload the weights and create the drafter.
 
         Args:
-        host: The target's parts.
-        candidates: Best tokens per depth.
-        n_rows: Cache rows, numbered like the target's.
+            host: The target's parts.
+            candidates: Best tokens per depth.
+            n_rows: Cache rows, numbered like the target's.
             progress: Called with a stage, bytes done and bytes in all.
 
         Raises:

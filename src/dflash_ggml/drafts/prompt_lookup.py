@@ -99,7 +99,7 @@ class PromptLookup:
         """Probability of the best continuation, 0 without a match, in less than half of `look_up`'s time.
 
         Args:
-        learn: The pending token was decoded plainly, and so shows whether the last glance was right.
+            learn: The pending token was decoded plainly, and so shows whether the last glance was right.
         """
         assert sequence.pending is not None
         new = sequence.tokens[len(self.index) :]

@@ -92,7 +92,7 @@ class SeveralDrafter(Drafter):
     """Drafters that see the same tokens.
 
     Args:
-    spans: Byte offset and length of each drafter's features in a row of all.
+        spans: Byte offset and length of each drafter's features in a row of all.
     """
 
     def __init__(

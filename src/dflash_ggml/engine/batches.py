@@ -28,7 +28,7 @@ class BatchSizes:
         most: Tokens of a full batch.
         paced: Whether measured pass times may lower that.
         flat: Tokens from which the pass time no longer depends on the size, so that the whole remainder is one pass
-        (None: it always depends).
+            (None: it always depends).
     """
 
     def __init__(self, most: int, paced: bool = False, is_gpu: bool = False, flat: int | None = None) -> None:

@@ -151,9 +151,9 @@ class Slot:
             progress: Called with tokens done and in total, after each batch.
             should_stop: Called between batches; when it returns true the call returns early, and `tokens` shows the progress.
             take_row: Called with the logits float32 [n_vocab] after every token; a batch's logits are on the device at once,
-            so pass few ids.
+                so pass few ids.
             beside: Called with a function that runs all ids as one batch, for `Engine.step`, which steps other sequences in
-            the same pass; see `Engine.takes_beside`.
+                the same pass; see `Engine.takes_beside`.
 
         Raises:
             ContextOverflowError: The ids do not fit; nothing was run.

@@ -1,1 +1,1 @@
-"""Targets: the contract, one file per architecture with its parameters and graph, and what they share."""
+"""Target models: their common contract, one file per architecture with parameters and graph, and shared layers."""

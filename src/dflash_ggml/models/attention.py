@@ -1,5 +1,5 @@
-"""Softmax attention over whole caches or a window, its heads normalised and its output gated where the file says so. n =
-columns, D = embedding length."""
+"""Softmax attention over a whole cache or a window, optionally with normalised heads and a gated output. n = columns,
+D = embedding length."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def attention(
     eps: float,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over the cache, to which the columns' rows are written first; y [D, n] -> [D, n].
+    """Write the columns' rows to the cache and attend over it; y [D, n] -> [D, n].
 
     With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or
-    element. `sinks` [heads] take part in the softmax of each head, and nothing more.
+    element. `sinks` [heads] only enter the softmax of each head.
 
     Args:
         name: Start of the layer's tensor names, up to `attn_`.
         y: The normed input.
-        columns: What the columns are and see.
+        columns: Positions and visibility of the columns.
         cache: This layer's keys and values.
         rope: Rotation of queries and keys.
-        heads, kv_heads: Of queries, and of keys and values.
+        heads, kv_heads: Heads of queries, and of keys and values.
         head_dim: Elements of a head.
-        eps: That of the norms of queries and keys, where the layer has them.
+        eps: Epsilon of the norms of queries and keys, if the layer has them.
         scale: Scale of the scores, 1 / sqrt(head_dim) unless given.
     """
     d, n = head_dim, columns.n

@@ -1,4 +1,4 @@
-"""Checks that the readers of targets and drafts share: ranges of numbers, presence and shapes of tensors."""
+"""Checks shared by the readers of targets and drafts: ranges of numbers, presence and shapes of tensors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Fail = Callable[[str], ModelFileError]
 
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS = 1024, 1 << 20, 1 << 12  # far above any real model
 
-# Types that hold no weights: the two kinds of blocks made for activations, integers, float64.
+# Types that are not weights: the two block types for activations, integers, float64.
 _NO_WEIGHT_TYPES = {9, 15, 24, 25, 26, 27, 28}
 
 
 def in_range(fail: Fail, field: str, value: N, low: N, high: N) -> N:
-    """`value` if low <= value <= high (so not NaN), else the error for `field`."""
+    """`value` if low <= value <= high (so not NaN); raises the error for `field` otherwise."""
     if not low <= value <= high:
         raise fail(f"{field}: {value} is out of range (expected {low} to {high})")
     return value
 
 
 def positive(fail: Fail, field: str, value: float) -> float:
-    """`value` if it is positive and finite, else the error for `field`."""
+    """`value` if it is positive and finite; raises the error for `field` otherwise."""
     if not (value > 0 and math.isfinite(value)):
         raise fail(f"{field}: {value} should be a positive number")
     return value
@@ -38,10 +38,10 @@ def check_tensors(
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> None:
-    """Every tensor of `shapes` is there, with its shape and a type for weights, and no other one.
+    """Check that exactly the tensors of `shapes` exist, with these shapes and weight types.
 
-    A model with more weights than the graph knows would give wrong results; `ignored` tells harmless ones.
-    A vector may be written as a matrix of one row.
+    A model with more weights than the graph uses would give wrong results; `ignored` recognises unused ones. A vector may be
+    stored as a matrix of one row.
     """
     for name, shape in shapes.items():
         info = tensors.get(name)
@@ -57,7 +57,7 @@ def check_tensors(
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the last dimensions that are 1, but for the first of all: to ggml they are the same."""
+    """The shape without trailing dimensions of 1 (after the first), which ggml does not distinguish."""
     n = len(shape)
     while n > 1 and shape[n - 1] == 1:
         n -= 1

@@ -1,6 +1,6 @@
-"""A feed-forward layer of many experts, of which a router picks a few for each token, and one that all tokens share.
+"""Mixture of experts: a feed-forward layer of which a router picks a few experts per token, with an optional shared expert.
 
-Shapes in ggml's order; D = embedding length, E = experts, k = used for a token, F = width of an expert, n = columns. Nodes stand
+Shapes in ggml's order; D = embedding length, E = experts, k = experts per token, F = width of an expert, n = columns. Nodes are
 in the order that ggml's CUDA backend fuses: router to weights, gate with up, weights with sum.
 """
 
@@ -18,28 +18,30 @@ from .layers import matmul, swiglu
 
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
-LENT = 128  # columns from which a device takes in what its host keeps, whole matrices, instead of sending columns there
+LENT = (
+    128  # columns from which host matrices are copied to the device, instead of sending columns to the host
+)
 
-_LEAST_SUM = 2.0**-14  # of a token's weights, which are divided by it
+_LEAST_SUM = 2.0**-14  # least sum of a token's weights, the divisor
 _LARGEST = 3e38
-_ALPHA = 1.702  # of the clamped SwiGLU
+_ALPHA = 1.702  # factor of the clamped SwiGLU
 _EXPERTS = re.compile(r"blk\.(\d{1,6})\.ffn_(?:gate|up|down|gate_up)_exps\.(?:weight|scale|bias)")
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Sizes of a layer's experts and how its router picks them.
+    """Sizes of a layer's experts and rules of its router.
 
-    Scores are the softmax over all experts, the sigmoid of each, or the softmax over those chosen.
+    Scores are the softmax over all experts, the sigmoid of each, or the softmax over the chosen ones.
 
     Attributes:
         n_ff_shared: Width of the shared expert, 0 without one.
-        gated_shared: A sigmoid of its own weights it.
-        biased: A bias per expert is added to the scores for picking, not for weighting.
-        normalised: Weights of the experts used sum to one.
-        scale: What weights are multiplied with after that.
-        limit: Bound of what enters a clamped SwiGLU, 0 for a plain one.
-        gelu: Their activation is GELU, not SiLU.
+        gated_shared: Whether the shared expert has a sigmoid gate.
+        biased: Whether a bias per expert is added to the scores for choosing (not for weighting).
+        normalised: Whether the chosen experts' weights sum to one.
+        scale: Factor of the weights after that.
+        limit: Bound of a clamped SwiGLU's inputs, 0 for a plain one.
+        gelu: Whether the activation is GELU, not SiLU.
     """
 
     n_embd: int
@@ -59,7 +61,7 @@ class Experts:
         """Name within the block -> shape of every tensor.
 
         Args:
-            joined: Gate and up of an expert are one matrix, gate rows first.
+            joined: Whether gate and up of an expert are one matrix, gate rows first.
         """
         d, e, f, s = self.n_embd, self.n_experts, self.n_ff, self.n_ff_shared
         shapes: dict[str, tuple[int, ...]] = {"ffn_gate_inp.weight": (d, e)}
@@ -86,26 +88,26 @@ class Experts:
 
     @property
     def per_column(self) -> int:
-        # gate, up and their product, or that and what comes out
-        """About how many numbers of scratch memory a column takes."""
+        """Estimated scratch memory of a column, in numbers."""
+        # gate, up and their product, or the product and the output
         routed = self.n_used * max(3 * self.n_ff, self.n_ff + self.n_embd)
-        if self.limit:  # such experts have biases
+        if self.limit:  # those with a limit have biases
             routed += self.n_used * max(2 * self.n_ff, self.n_embd)
         return routed + 2 * self.n_experts + 3 * self.n_ff_shared
 
     @property
     def nodes(self) -> int:
-        """At most how many nodes of a graph it takes."""
+        """Upper bound of the layer's graph nodes."""
         return 48 + 2 * self.n_used
 
 
 def joined_blocks(file: GGUFFile, n: int) -> frozenset[int]:
-    """Those of the first n blocks whose file has gate and up of an expert as one matrix."""
+    """The first n blocks' numbers whose gate and up of an expert are one matrix in the file."""
     return frozenset(i for i in range(n) if f"blk.{i}.ffn_gate_up_exps.weight" in file.tensors)
 
 
 def expert_block(name: str) -> int | None:
-    """The block whose experts a tensor is of: of their matrices a token reads a few. None for any other tensor."""
+    """The block whose expert matrices a tensor holds; None for any other tensor."""
     match = _EXPERTS.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -113,14 +115,14 @@ def expert_block(name: str) -> int | None:
 def mixture(
     g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, experts: Experts, routed: Tensor | None = None
 ) -> Tensor:
-    """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]. routed [D, n]: what the router sees instead of y.
+    """Build the layer of the tensors with prefix `name`; y [D, n] -> [D, n]. routed [D, n]: input of the router instead of y.
 
-    A `.scale` [E] beside the experts' matrices scales their outputs, as NVFP4 files have it; a `.bias` [rows, E] is added.
-    Where the host keeps the experts, it computes with them; or, for many columns, a layer's matrices are lent to the device.
+    A `.scale` [E] of the experts' matrices (NVFP4 files) scales their outputs; a `.bias` [rows, E] is added. Experts in host
+    memory are computed there; for many columns a layer's matrices are copied to the device instead.
     """
     if routed is None:
         logits = matmul(g, w, f"{name}ffn_gate_inp", y)
-    else:  # a `.scale` beside the router is of its input
+    else:  # a router's `.scale` applies to its input
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
     shared, beside = None, w[f"{name}ffn_gate_inp.weight"]
@@ -130,9 +132,9 @@ def mixture(
         out = _outputs(g, _Lent(g, w, beside), f"{name}ffn_", y, experts, ids)
     else:
         sent, sent_ids = g.to_host(y, ids)
-        if experts.n_ff_shared:  # a GPU is at it while the host computes
+        if experts.n_ff_shared:  # a GPU computes this while the host computes the experts
             shared = g.expand(_shared(g, w, name, y, experts))
-        # weighted by the device: each small node of the host's makes all its threads wait for each other
+        # weighted on the device: each small node on the host costs a barrier of all its threads
         out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids), beside)
     out = _weighted(g, out, weights)
     if not experts.n_ff_shared:
@@ -141,7 +143,7 @@ def mixture(
 
 
 class _Lent(Mapping):
-    """Weights of which those that the host keeps come to the device when they are asked for."""
+    """Weights that are copied from the host to the device at first use."""
 
     def __init__(self, g: Graph, w: Mapping[str, Tensor], beside) -> None:
         """beside: a weight of the device."""
@@ -162,7 +164,7 @@ class _Lent(Mapping):
 
 
 def _shared(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts):
-    """What the expert that all tokens share makes of y [D, n] -> [D, n]."""
+    """The shared expert: y [D, n] -> [D, n]."""
     out = swiglu(g, w, name, y, "_shexp")
     if experts.gated_shared:
         out = g.mul(out, g.sigmoid(matmul(g, w, f"{name}ffn_gate_inp_shexp", y)))
@@ -170,14 +172,14 @@ def _shared(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts):
 
 
 def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Experts) -> tuple[Tensor, Tensor]:
-    """Which experts each column uses int32 [k, n], and their weights [1, k, n]; logits [E, n]."""
+    """The experts of each column, int32 [k, n], and their weights [1, k, n]; logits [E, n]."""
     e, k, n = experts.n_experts, experts.n_used, logits.ne[1]
     scores = logits
     if experts.scoring != "chosen":
         scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
     picking = g.add(scores, w[f"{name}exp_probs_b.bias"]) if experts.biased else scores
     if not g.device.is_gpu and (experts.biased or experts.scoring != "softmax"):
-        # the CPU's sort may leave its row where only some scores are NaN; softmax gives all or none
+        # the CPU's sort may read out of bounds if only some scores are NaN; softmax makes all or none NaN
         picking = g.clamp(picking, -_LARGEST, _LARGEST)
     ids = g.top_k(picking, k)
     weights = g.get_rows(g.reshape(scores, 1, e, n), ids)
@@ -193,7 +195,7 @@ def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Expert
 
 
 def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids):
-    """What each of the experts `ids` makes of y [D, n] -> [D, k, n]."""
+    """Outputs of the experts `ids`: y [D, n] -> [D, k, n]."""
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
     if f"{name}gate_up_exps.weight" in w:
@@ -205,12 +207,12 @@ def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, 
         hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit)
     else:
         hidden = (g.geglu if experts.gelu else g.swiglu)(gate, up)
-    hidden = g.expand(hidden)  # then the matrices before it have been used
+    hidden = g.expand(hidden)  # ordered after the use of the earlier matrices
     return _product(g, w, f"{name}down_exps", hidden, ids)
 
 
 def _weighted(g: Graph, out, weights):
-    """The sum of what the experts made, out [D, k, n], each times its weight [1, k, n] -> [D, n]."""
+    """The weighted sum of the experts' outputs: out [D, k, n], weights [1, k, n] -> [D, n]."""
     d, k, n = out.ne[0], out.ne[1], out.ne[2]
     out = g.expand(g.mul(out, weights))
     parts = [g.expand(g.view(out, (d, n), (out.nb[2],), offset=i * out.nb[1])) for i in range(k)]
@@ -223,7 +225,7 @@ def _weighted(g: Graph, out, weights):
 
 
 def _product(g: Graph, w: Mapping[str, Tensor], name: str, x, ids):
-    """The matrices `ids` [k, n] of `name` times x [d, 1 or k, n] -> [rows, k, n]."""
+    """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]."""
     y = g.mul_mat_id(w[f"{name}.weight"], x, ids)
     scale, bias = w.get(f"{name}.scale"), w.get(f"{name}.bias")
     if scale is not None:

@@ -1,4 +1,4 @@
-"""Feed-forward layers: one wide layer, or many experts of which a token uses a few."""
+"""The contract of feed-forward layers: dense, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ..ggml.graph import Graph
 
 
 class FeedForward(Protocol):
-    """A kind of feed-forward layer with its sizes. D = embedding length, n = columns."""
+    """A feed-forward layer's kind and sizes. D = embedding length, n = columns."""
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """Name within the block -> shape of every tensor.
 
         Args:
-            joined: Gate and up are one matrix, where the kind allows that.
+            joined: Whether gate and up are one matrix, if the kind supports that.
         """
 
     def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-        """The layer behind tensors that begin with `name`; y [D, n] -> [D, n]."""
+        """Build the layer of the tensors with prefix `name`; y [D, n] -> [D, n]."""
 
     @property
     def per_column(self) -> int:
-        """About how many numbers of scratch memory a column takes."""
+        """Estimated scratch memory of a column, in numbers."""
 
     @property
     def nodes(self) -> int:
-        """At most how many nodes of a graph it takes."""
+        """Upper bound of the layer's graph nodes."""
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int]:
-    """Shape of the `.scale` beside a matrix, or beside several, which have one each."""
+    """Shape of the `.scale` of a matrix, or of stacked matrices (one each)."""
     return (shape[2],) if len(shape) == 3 else (1,)

@@ -1,5 +1,5 @@
 """Target `gemma3`: Gemma 3, 270M to 27B, text only. The blocks of `qwen3` with norms on both sides of their layers, GELU, and
-five layers with a window for each one that sees everything.
+five window layers for each full-attention layer.
 
 Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
@@ -16,8 +16,8 @@ from .qwen3 import Qwen3
 from .reading import Keys, windows
 from .rope import Rope, read_stretch
 
-_PERIOD = 6  # of the layers that see everything, where a file does not say
-_SCALED_BY_WIDTH = 62  # layers of the 27B, the only size whose scores are scaled by D / heads
+_PERIOD = 6  # default period of the full-attention layers
+_SCALED_BY_WIDTH = 62  # layers of the 27B, the only size with scores scaled by D / heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +25,8 @@ class Gemma3(Qwen3):
     """Sizes of the model.
 
     Attributes:
-        stretch: How far positions are stretched in layers that see everything.
-        theta_window: Base of the rotation in layers with a window.
+        stretch: Divisor of positions in full-attention layers.
+        theta_window: Base of the rotation in window layers.
     """
 
     normed_behind: ClassVar[bool] = True
@@ -53,14 +53,14 @@ class Gemma3(Qwen3):
 
     @property
     def embedding_scale(self) -> float:
-        """The root of the width, which embeddings are multiplied with."""
+        """Factor of embeddings: the square root of the width."""
         return self.n_embd**0.5
 
     @property
     def attention_scale(self) -> float | None:
-        """The 27B's scale of scores, None for the usual one."""
+        """Scale of attention scores; None for the usual one (all sizes but 27B)."""
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
 
     def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
-        """The same of layers with a window, whose positions are not stretched."""
+        """Rotary embedding of window layers, with unscaled positions."""
         return Rope(self.head_dim, self.theta_window)

@@ -27,13 +27,13 @@ from .rope import Rope, read_stretch
 from .target import Batch, Target
 from .tensors import outer_tensors
 
-_PERIOD = 6  # of the layers that see everything, where a file does not list them
+_PERIOD = 6  # default period of the full-attention layers
 _TABLE = "per_layer_token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What layers with a window, or those without, have alike. Of the latter the rope's pairs have divisors in the file."""
+    """Sizes of window layers, or of full-attention layers; the latter's rotary pairs have divisors in the file."""
 
     head_dim: int
     rope: Rope
@@ -47,13 +47,13 @@ class Gemma4(Target):
         n_ff: Width of the feed-forward layer.
         heads, kv_heads: Heads of queries, and of keys and values.
         windows: See `reading.windows`.
-        valued: Whether it has a matrix of values; else its keys are the values.
+        valued: Whether a layer has a matrix of values; otherwise its keys are the values.
         scaled: Whether its output is scaled.
         mixed: Whether it has experts beside its feed-forward layer.
         fused_experts: Whether their gate and up are one matrix.
-        n_own: Layers from the first on that have keys and values; the others see those of the last of their kind.
+        n_own: Number of first layers with keys and values; the others use those of the last of their kind.
         n_per_layer: P, 0 without.
-        softcap: Bound that logits approach, 0 for none.
+        softcap: Soft bound of the logits, 0 for none.
     """
 
     n_layers: int
@@ -76,11 +76,11 @@ class Gemma4(Target):
     n_ctx_train: int
     tied_head: bool
     softcap: float
-    scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices
+    scales: tuple[str, ...] = ()  # the `.scale` tensors of matrices (NVFP4)
 
     @property
     def rope_theta(self) -> float:  # type: ignore[override]
-        """The base of the layers that see everything."""
+        """Base of the rotation in full-attention layers."""
         return self.full.rope.theta
 
     def kind(self, layer: int) -> Kind:
@@ -88,7 +88,7 @@ class Gemma4(Target):
         return self.full if self.windows[layer] is None else self.near
 
     def source(self, layer: int) -> int:
-        """The layer whose keys and values a layer sees."""
+        """The layer whose keys and values a layer uses."""
         own = range(min(layer + 1, self.n_own))
         return next(i for i in reversed(own) if i == layer or self.windows[i] == self.windows[layer])
 
@@ -162,7 +162,7 @@ class Gemma4(Target):
         return params
 
     def _ignored(self, name: str) -> bool:
-        """Keys and values of layers that see those of others."""
+        """Whether a tensor is an unused key or value matrix, of a layer that uses those of another."""
         _, _, part = name.partition("blk.")
         layer, _, part = part.partition(".")
         return part.startswith(("attn_k", "attn_v")) and layer.isdigit() and int(layer) >= self.n_own
@@ -215,7 +215,7 @@ class Gemma4(Target):
         return shapes
 
     def state_spec(self) -> StateSpec:
-        """K/V of the layers that have their own, of those with a window in a ring."""
+        """K/V of the layers with their own, in a ring for window layers."""
         own = range(self.n_own)
         return StateSpec(
             tuple(KvLayer(self.kv_heads[i], self.kind(i).head_dim, self.windows[i]) for i in own)
@@ -234,7 +234,7 @@ class Gemma4(Target):
         return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
-        """See Target.build. Of layers with a window also the inputs of their rings."""
+        """See Target.build. Also the inputs of the rings of window layers."""
         experts = self.experts.nodes if self.experts else 0
         g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
         columns = columns_of(g, batch)
@@ -268,7 +268,7 @@ class Gemma4(Target):
         return g
 
     def _own_embeddings(self, g: Graph, w: Mapping[str, Tensor], ids, x):
-        """What each layer has of its own of the tokens, by table and from their embeddings x [D, n]: [P, layers, n]."""
+        """The per-layer embeddings [P, layers, n]: by table, and from the tokens' embeddings x [D, n]."""
         p, n = self.n_per_layer, x.ne[1]
         table = g.scale(g.reshape(g.get_rows(w[_TABLE], ids), p, self.n_layers, n), p**0.5)
         made = g.reshape(matmul(g, w, "per_layer_model_proj", x), p, self.n_layers, n)
@@ -285,8 +285,8 @@ class Gemma4(Target):
         cache: LayerCache,
         rope: Rope,
     ) -> tuple[Tensor, LayerCache]:
-        """Attention over the cache, to which the columns' rows are written first if it is the layer's own; y [D, n] -> [D, n],
-        and the cache behind that. Values are normalised, scores not scaled."""
+        """Attention over the cache, after writing the columns' rows if it is the layer's own; y [D, n] -> [D, n], and the cache
+        after that. Values are normalised, scores not scaled."""
         d, n, heads, kv_heads = self.kind(i).head_dim, columns.n, self.heads[i], self.kv_heads[i]
         name = f"blk.{i}.attn_"
         q = g.reshape(g.expand(matmul(g, w, name + "q", y)), d, heads, n)
@@ -302,7 +302,7 @@ class Gemma4(Target):
         return matmul(g, w, name + "output", g.reshape(o, d * heads, n)), cache
 
     def _ffn(self, g: Graph, w: Mapping[str, Tensor], i: int, x):
-        """The feed-forward layer of x [D, n] before its last norm, and what experts add to it -> [D, n]."""
+        """The feed-forward layer of x [D, n] before its last norm, plus its experts -> [D, n]."""
         name, eps = f"blk.{i}.", self.rms_eps
         y = geglu(g, w, name, g.rms_norm(x, eps, w[name + "ffn_norm.weight"]))
         if not self.mixed[i] or self.experts is None:

@@ -1,7 +1,7 @@
-"""Target `gpt-oss`: gpt-oss-20b and -120b. The blocks of `qwen3moe` without norms of heads, with biases beside every matrix, a
-sink in each head's attention, and every other layer, from the first on, with a window.
+"""Target `gpt-oss`: gpt-oss-20b and -120b. The blocks of `qwen3moe` without norms of heads, with biases on every matrix, an
+attention sink per head, and windows in every other layer, from the first on.
 
-ggml rounds the band of pairs that YaRN stretches partly to whole pairs, as llama.cpp does; the checkpoints' own code does not.
+ggml rounds the band of pairs that YaRN interpolates to whole pairs, as llama.cpp does; the checkpoints' own code does not.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .layers import near_rows
 from .qwen3moe import Qwen3Moe
 from .reading import Keys, windows
 
-LIMIT = 7.0  # of what enters the experts' SwiGLU
-_PERIOD = 2  # of the layers that see everything, where a file does not list them
+LIMIT = 7.0  # bound of the inputs of the experts' SwiGLU
+_PERIOD = 2  # default period of the full-attention layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,6 @@ class GptOss(Qwen3Moe):
         return shapes | biases | sinks
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """As of others, and the masks that attention with sinks wants of every pass."""
+        """As in the base class, plus the masks that attention with sinks needs in every pass."""
         masks = mask_bytes(columns, rows + near_rows(self.seen, columns))
         return super(GptOss, self).scratch_bytes(columns, rows, n_taps) + masks

@@ -1,5 +1,4 @@
-"""Target `laguna`: Poolside's Laguna XS.2, XS-2.1, S-2.1 and M.1. Layers that see everything among layers with a window, and
-experts.
+"""Target `laguna`: Poolside's Laguna XS.2, XS-2.1, S-2.1 and M.1. Full-attention layers among window layers, and experts.
 
 Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
@@ -19,18 +18,18 @@ from .qwen3 import Qwen3
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size, windows
 from .rope import Rope, read_yarn
 
-_SIGMOID = 2  # of the kinds of routers that files number
-_PERIOD = 4  # of the layers that see everything, where a file does not list them
+_SIGMOID = 2  # router kinds by their number in files
+_PERIOD = 4  # default period of the full-attention layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laguna(Qwen3):
-    """Sizes of the model. The first `n_dense` layers have one feed-forward layer, `n_ff` wide, the others experts.
+    """Sizes of the model. The first `n_dense` layers have a dense feed-forward layer of width `n_ff`, the others experts.
 
     Attributes:
         heads: Query heads per layer (`n_heads`: the most).
         gates: Width of the output gate per layer.
-        rope_full, rope_near: Rotation in layers that see everything, and in those with a window.
+        rope_full, rope_near: Rotary embedding in full-attention layers, and in window layers.
     """
 
     heads: tuple[int, ...]
@@ -121,7 +120,7 @@ class Laguna(Qwen3):
         return super(Laguna, self).tensors() | gates
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """As of others, and the gates."""
+        """As in the base class, plus the gates."""
         gates = 4 * columns * self.n_heads * self.head_dim
         return super(Laguna, self).scratch_bytes(columns, rows, n_taps) + gates
 
@@ -130,11 +129,11 @@ class Laguna(Qwen3):
         return self.rope_full
 
     def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
-        """The same of layers with a window."""
+        """Rotary embedding of window layers."""
         return self.rope_near
 
 
 def _gate(file: GGUFFile, layer: int, heads: int, head_dim: int) -> int:
-    """Width of a layer's output gate: per head, or per element."""
+    """Width of a layer's output gate: one value per head or per element."""
     info = file.tensors.get(f"blk.{layer}.attn_gate.weight")
     return heads * head_dim if info is not None and info.shape[-1] == heads * head_dim else heads

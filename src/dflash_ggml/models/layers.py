@@ -1,4 +1,4 @@
-"""Layers that architectures share, as functions over one batch. Shapes in ggml's order; n = columns, D = embedding length."""
+"""Layers shared by architectures, as functions over one batch. Shapes in ggml's order; n = columns, D = embedding length."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from ..state.state import TargetState
 from .recurrence import ForestRecurrence, Recurrence
 from .target import Batch, Reduction
 
-# Rows of a graph from which on attention gets the ranges in use, and shares out these alone. Of 131,072 rows with
-# 120,000 in use it took 1.6 times as long without: blocks that see only hidden rows are slow. A short text would pay 5 us a layer
-# for nothing.
+# Rows of a graph from which attention is restricted to the ranges in use: with 120,000 of 131,072 rows in use that is 1.6 times
+# # as fast. A short sequence would pay 5 us a layer for nothing.
 SPANNED = 16384
-APPENDED = 512  # columns of a batch that the draft takes in at a time
+APPENDED = 512  # columns of a batch that the draft takes in at once
 
 
 class Columns:
-    """The inputs of a batch: what each column is, where it lies, and what it sees.
+    """Inputs of a batch: each column's token, position, cache row and visibility.
 
     Args:
-        name: What the inputs' names begin with.
+        name: Prefix of the inputs' names.
     """
 
     def __init__(self, g: Graph, batch: Batch, name: str = "") -> None:
@@ -39,22 +38,22 @@ class Columns:
         self.path = rest[0] if rest else None
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         self._seqs = g.input(f"{name}seqs", I32, 3, batch.seqs) if batch.seqs else None
-        self.seqs = self._seqs if batch.is_forest else None  # of trees of several sequences
+        self.seqs = self._seqs if batch.is_forest else None  # trees of several sequences
         self._spans: Tensor | None = None
-        self._spanned: Tensor | None = None  # the sequences, as in `seqs`, whose rows `_spans` are
-        self.gathered: Tensor | None = None  # rows that are seen, where it is not the first n_kv
+        self._spanned: Tensor | None = None  # the sequences, as in `seqs`, of `_spans`
+        self.gathered: Tensor | None = None  # visible rows, if not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
         elif batch.is_forest:
             ranges = g.input("ranges", I32, self.n, 2)
-            # all rows that a sequence's columns see, so that those of others need not be read
+            # all rows that a sequence's columns see, so that others need not be read
             if batch.seqs <= MOST_SPANS:
                 self._spans, self._spanned = g.input("spans", I32, 2, batch.seqs), self._seqs
             self._mask = g.forest_mask(ranges, self.rows, self.parents, self._seqs, self.n_kv)
         elif batch.mask is not None:
             self._mask = batch.mask.build(g, "mask", self.n_kv, self.n, batch.rank)
         else:
-            # the GPU's attention of few columns wants a mask: written there, from the same bounds, once for all layers
+            # the GPU's narrow attention needs a mask: computed there from the same ranges, once for all layers
             narrow = g.device.is_gpu and self.n <= NARROW_COLUMNS
             self._mask = g.range_mask(self._ranges, self.n_kv) if narrow else None
         if not batch.is_forest and self.gathered is None and self._mask is not None and self.n_kv >= SPANNED:
@@ -63,7 +62,7 @@ class Columns:
 
     @property
     def parts(self) -> Sequence[Columns]:
-        """What attention, recurrent states and taps are computed for apart."""
+        """The parts that attention, recurrent layers and taps process separately."""
         return (self,)
 
     def cut(self, g: Graph, x: Tensor) -> list[Tensor]:
@@ -71,11 +70,11 @@ class Columns:
         return [x]
 
     def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
-        """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""
+        """Join the parts of `cut` again, of tensors with columns in dimension 2, the last."""
         return parts[0]
 
     def recurrence(self, g: Graph, state: TargetState, layer: int) -> Recurrence | ForestRecurrence:
-        """The state of a recurrent layer, for these columns."""
+        """The recurrent layer's state for these columns."""
         if self.seqs is not None:
             return ForestRecurrence(g, state, layer, self.parents, self.seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
@@ -94,7 +93,7 @@ class Columns:
         Returns:
             [d, heads, n].
         """
-        # attention over ranges has none: one mask for all layers
+        # range attention has no sinks: use one mask for all layers
         if self._mask is None and sinks is not None:
             self._mask = g.range_mask(self._ranges, self.n_kv)
         if self._mask is None:
@@ -103,7 +102,7 @@ class Columns:
 
 
 class Joined(Columns):
-    """The columns of a forest and of a linear batch behind it, in one pass: one input of all matmuls.
+    """The columns of a forest followed by a linear batch, in one pass with shared matmuls.
 
     Args:
         batch: The linear batch, with the forest as its `beside`.
@@ -129,7 +128,7 @@ class Joined(Columns):
         return [g.view(x, (x.ne[0], forest), apart), g.view(x, (x.ne[0], linear), apart, forest * x.nb[1])]
 
     def join(self, g: Graph, parts: Sequence[Tensor]) -> Tensor:
-        """What `cut` takes apart, of tensors whose last dimension, number 2, are columns."""
+        """Join the parts of `cut` again, of tensors with columns in dimension 2, the last."""
         return g.concat(parts[0], parts[1], 2)
 
     def attend(
@@ -145,23 +144,23 @@ class Joined(Columns):
 
 
 def columns_of(g: Graph, batch: Batch) -> Columns:
-    """The inputs of a batch, of a linear one with those of the forest beside it."""
+    """The inputs of a batch; for a linear one with a forest beside it, those of both."""
     return Columns(g, batch) if batch.beside is None else Joined(g, batch)
 
 
 def near_of(g: Graph, columns: Columns, state: TargetState) -> dict[int, Near]:
-    """What the columns of a pass see in layers with a window, by window."""
+    """Visibility of a pass's columns in window layers, by window."""
     sizes = columns.n, columns.positions, columns.is_tree, columns.seqs
     return {ring.window: ring.build(g, *sizes) for ring in state.rings}
 
 
 def near_rows(windows: Sequence[int | None], columns: int) -> int:
-    """Most rows that a linear pass of so many columns gathers in a layer with a window; 0 where no layer has one."""
+    """Most rows that a linear pass of so many columns gathers in a window layer; 0 without such layers."""
     return max((padded(window + TILE + columns, 256) for window in windows if window is not None), default=0)
 
 
 def pass_bytes(columns: int, rows: int, per_column: int, feature_row: int, more: int = 0) -> int:
-    """About how much scratch memory a linear pass takes over `rows` cache rows.
+    """Estimated scratch memory of a linear pass over `rows` cache rows.
 
     Args:
         columns: Tokens of the pass.
@@ -175,7 +174,7 @@ def pass_bytes(columns: int, rows: int, per_column: int, feature_row: int, more:
 
 
 class Taps:
-    """What becomes of the tapped layers' outputs, which the trunk hands over in order (see Batch)."""
+    """Collects the tapped layers' outputs, which the trunk passes in order (see Batch)."""
 
     def __init__(self, g: Graph, columns: Columns, state: TargetState) -> None:
         self.g, self.batch, self.columns, self.state = g, columns.batch, columns, state
@@ -187,15 +186,15 @@ class Taps:
         self._column = g.input("column", I32, columns.n) if keeps and not self._parts else None
 
     def take(self, layer: int, x: Tensor) -> None:
-        """Note the output x [D, n] of a layer, if it is a tapped one."""
+        """Record the output x [D, n] of a layer, if it is tapped."""
         for part, own in zip(self._parts, self.columns.cut(self.g, x)):
             part.take(layer, own)
         if not self._parts and layer in self.batch.taps:
             self._waiting.append((self.batch.taps.index(layer), x))
 
     def settle(self) -> None:
-        """Bring away what was noted. Called once the next layer's matmuls are built: the GPU then adds, normalises and converts
-        for them in one go."""
+        """Flush pending taps. Called once the next layer's matmuls are built, so that the GPU fuses add, norm and conversion for
+        them."""
         for part in self._parts:
             part.settle()
         for tap, x in self._waiting:
@@ -208,14 +207,14 @@ class Taps:
         self._waiting.clear()
 
     def finish(self) -> None:
-        """The trunk is done: let the draft take in what is for it."""
+        """End of the trunk: pass the remaining features to the draft."""
         for part in self._parts:
             part.finish()
         self.settle()
         if not self._kept or self.batch.append is None:
             return
         g, n = self.g, self.columns.n
-        # some columns at a time: concatenated, the features of a whole batch would be its largest tensor twice over
+        # some columns at a time: the concatenated features of a whole batch would be twice its largest tensor
         for first in range(0, n, APPENDED):
             size = min(APPENDED, n - first)
             parts = [g.view(x, (x.ne[0], size), (x.nb[1],), offset=first * x.nb[1]) for x in self._kept]
@@ -228,14 +227,14 @@ class Taps:
 
 
 def matmul(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-    """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows] where the file has them: [rows, n]."""
+    """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows], if present: [rows, n]."""
     return matmuls(g, w, (name,), y)[0]
 
 
 def matmuls(g: Graph, w: Mapping[str, Tensor], names: Sequence[str], y: Tensor) -> list[Tensor]:
     """`matmul` for several matrices of one input.
 
-    They are adjacent in the graph: the GPU converts the input once for all of them, and applies scales that follow.
+    They are adjacent in the graph, so that the GPU converts the input once, and fuses scales that follow.
     """
     found = {name: g.mul_mat(w[f"{name}.weight"], y) for name in names}
     scaled = [name for name in names if f"{name}.scale" in w]
@@ -247,7 +246,7 @@ def matmuls(g: Graph, w: Mapping[str, Tensor], names: Sequence[str], y: Tensor) 
 
 
 def swiglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, end: str = "") -> Tensor:
-    """The feed-forward layer down(silu(gate y) * up y), of matrices whose names end in `end`; y [D, n] -> [D, n]."""
+    """The feed-forward layer down(silu(gate y) * up y), of matrices with names ending in `end`; y [D, n] -> [D, n]."""
     gate, up = matmuls(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
     return matmul(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
 
@@ -260,10 +259,10 @@ def geglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """One feed-forward layer, `n_ff` wide, that every token goes through whole.
+    """A dense feed-forward layer of width `n_ff`.
 
     Attributes:
-        gelu: Its activation is GELU, not SiLU.
+        gelu: Whether the activation is GELU, not SiLU.
     """
 
     n_embd: int
@@ -281,12 +280,12 @@ class Dense:
 
     @property
     def per_column(self) -> int:
-        """About how many numbers of scratch memory a column takes."""
+        """Estimated scratch memory of a column, in numbers."""
         return 3 * self.n_ff
 
     @property
     def nodes(self) -> int:
-        """At most how many nodes of a graph it takes."""
+        """Upper bound of the layer's graph nodes."""
         return 8
 
 
@@ -308,10 +307,10 @@ def gated_attention(
     """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
 
     Args:
-        cache: This layer's keys and values, to which the columns' rows are written first.
+        cache: This layer's keys and values; the columns' rows are written first.
     """
     d, n = head_dim, columns.n
-    # right after the norm of their input
+    # directly after the norm of their input
     q_gate, k, v = (g.expand(x) for x in matmuls(g, w, [name + x for x in "qkv"], y))
     # attn_q interleaves per head: d query rows, then d gate rows
     strides = (2 * d * 4, 2 * d * heads * 4)
@@ -339,19 +338,19 @@ def gated_delta_net(
 ) -> Tensor:
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
 
-    Of a tree the committed state is read, and what a commit needs goes to `state`; else the state is advanced. Value head h
-    reads key head h % h_k.
+    A tree only reads the committed state, and writes the factors for its commit to `state`; a linear batch advances the state.
+    Value head h uses key head h % h_k.
 
     Args:
         name: Start of the layer's tensor names.
         y: The normed input.
-        columns: What the columns are.
+        columns: The batch's columns.
         state: The states of all sequences.
         layer: Number of the layer.
         shape: Sizes of its state.
-        eps: That of its norms.
-        matrices: Names of those that give q|k|v, the gate, the decay and the write strength.
-        grouped: Rows of a key head are adjacent in the gate and in the output matrix.
+        eps: Epsilon of its norms.
+        matrices: Names of the matrices of q|k|v, gate, decay and write strength.
+        grouped: Whether the value heads of a key head are adjacent in the gate and in the output matrix.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     qkv, z, alpha, beta = matmuls(g, w, [name + x for x in matrices], y)
@@ -387,7 +386,7 @@ def _delta_rule(
     """Convolution and delta rule of the columns of one part; inputs: qkv [C, n], alpha and beta [H_v, n] -> [S, H_v, n]."""
     (qkv, alpha, beta), n = inputs, columns.n
     s, h_k, h_v = shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
-    # in this order a GPU does all up to `beta` (and the commit of a single token) in one kernel
+    # in this order a GPU fuses all up to `beta` (and the commit of a single token) into one kernel
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
     # q and k heads are adjacent: one norm for both
@@ -411,17 +410,17 @@ def declare_outputs(
     batch: Batch,
     softcap: float = 0.0,
 ) -> None:
-    """Declare what the batch asks of the residual columns.
+    """Declare the batch's outputs, computed from the residual columns.
 
-    The outputs are `hidden` [D, n], after the norm; else `logits` [n_vocab, n], or of the last column alone, and `choice`,
+    The outputs are `hidden` [D, n], after the norm; else `logits` [n_vocab, n], or of the last column only, and `choice`,
     their argmax; with a reduction also `reduced` [3 k + watched + blocks, n].
 
     Args:
         head_name: Name of the output matrix.
         x: [D, n].
-        eps: That of the output norm.
+        eps: Epsilon of the output norm.
         batch: The pass.
-        softcap: Bound that logits approach (see `Graph.softcap`), 0 for none.
+        softcap: Soft bound of the logits (see `Graph.softcap`), 0 for none.
     """
     if batch.outputs == "hidden":
         g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
@@ -440,12 +439,11 @@ def declare_outputs(
 
 
 def reduced_logits(g: Graph, logits: Tensor, reduction: Reduction) -> Tensor:
-    """What is read of the rows logits [n_vocab, n] instead of them, one column each: ids of the k largest as floats,
-    best first | their log-probabilities | their logits | watched logits | per block of ids the sum of
-    exp((logit - largest) / temperature).
+    """The reduction of logits [n_vocab, n], one column each: ids of the k largest as floats, best first | their
+    log-probabilities | their logits | watched logits | per block of ids the sum of exp((logit - largest) / temperature).
 
-    Inputs: `temperature` float32 [1], or [1, n] with `each`; `watch` int32 [watched, n], ids. All but the first are stock
-    operations; one operation for the whole would save four passes over the logits and be another kernel to keep.
+    Inputs: `temperature` float32 [1], or [1, n] with `each`; `watch` int32 [watched, n], ids. All operations but the first are
+    stock; a single one would save four passes over the logits, but be another kernel to maintain.
     """
     n_vocab, n = logits.ne[0], logits.ne[1]
     k = min(reduction.kept, n_vocab)

@@ -1,5 +1,5 @@
-"""Target `llama`: Llama 2 and 3, SmolLM2, TinyLlama, Mistral 7B and Nemo, and others of their shape. The blocks of `qwen3`
-without norms of heads; rotary pairs of a head are adjacent, which files are written for.
+"""Target `llama`: Llama 2 and 3, SmolLM2, TinyLlama, Mistral 7B and Nemo, and others of this architecture. The blocks of
+`qwen3` without norms of heads; rotary pairs are adjacent dimensions.
 
 Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
@@ -15,7 +15,7 @@ from .qwen3 import Qwen3
 from .reading import Keys, windows
 from .rope import Rope, read_stretch
 
-FACTORS = "rope_freqs.weight"  # what Llama 3.1 and later divide the angles of pairs by
+FACTORS = "rope_freqs.weight"  # divisors of the pairs' angles in Llama 3.1 and later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,14 @@ class Llama(Qwen3):
     """Sizes of the model.
 
     Attributes:
-        factors: The file has a divisor for each pair of a head.
+        factors: Whether the file has a divisor for each rotary pair.
     """
 
     normed: ClassVar[bool] = False
     biased: ClassVar[bool] = True
-    longest_answer: ClassVar[int] = 4096  # instruction-tuned without thoughts, most for 8,192 tokens in all
+    longest_answer: ClassVar[int] = (
+        4096  # instruction-tuned without reasoning, most for 8,192 tokens in total
+    )
 
     factors: bool = False
 
@@ -50,7 +52,7 @@ class Llama(Qwen3):
 
     @staticmethod
     def _ignored(name: str) -> bool:
-        return name.endswith("attn_rot_embd.weight")  # angles that old writers kept
+        return name.endswith("attn_rot_embd.weight")  # angles stored by old converters
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape (ggml order) of every tensor that the graph uses."""

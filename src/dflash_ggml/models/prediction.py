@@ -1,7 +1,7 @@
-"""The head for multi-token prediction (`nextn`) of a target's file: its sizes, its tensors, and how they are read and checked.
+"""The head for multi-token prediction (`nextn`) of a target's file: sizes, tensors, and reader.
 
-It is an attention block behind the trunk, whose input joins the embedding of a token with the hidden state before it.
-Graphs of it are a draft's (`drafts/mtp`).
+It is an attention block after the trunk, whose input joins a token's embedding with the hidden state before it. Its graphs are
+in the draft (`drafts/mtp`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .tensors import attention_tensors
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Sizes of the head's block, equal to those of the trunk's attention layers, and which optional tensors it has.
+    """Sizes of the head's block, equal to those of the trunk's attention layers, and its optional tensors.
 
     Attributes:
-        block: Its number in the file, that of the first block behind the trunk.
+        block: Its number in the file, that of the first block after the trunk.
         ffn: Its feed-forward layer.
         n_rot: Rotated leading dimensions of a head.
-        joined: Gate and up of its feed-forward layer are one matrix.
-        optional: Tensors it has of NORM, EMBEDDING and HEAD; the target's stand in for the others.
-        scales: Its `.scale` tensors, beside matrices.
+        joined: Whether gate and up of its feed-forward layer are one matrix.
+        optional: Those of NORM, EMBEDDING and HEAD that it has; the target's replace the others.
+        scales: Its `.scale` tensors of matrices (NVFP4).
     """
 
     block: int  # its number in the file
@@ -44,11 +44,11 @@ class Head:
 
     @property
     def prefix(self) -> str:
-        """What its tensors' names begin with."""
+        """Prefix of its tensors' names."""
         return f"blk.{self.block}."
 
     def own(self, name: str, shared: str) -> str:
-        """The name of an optional tensor of the head, or `shared`, that of the target's tensor which stands in for it."""
+        """The name of an optional tensor of the head, or `shared`, the target's tensor that replaces it."""
         return self.prefix + name if name in self.optional else shared
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -76,7 +76,7 @@ EMBEDDING, HEAD = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 
 
 def read_head(file: GGUFFile, head: Head) -> Head | None:
-    """The head of an open file.
+    """Read and check the head of an open file.
 
     Args:
         file: The target's open file.
@@ -94,7 +94,7 @@ def read_head(file: GGUFFile, head: Head) -> Head | None:
     found = {
         name.removeprefix(prefix): info for name, info in file.tensors.items() if name.startswith(prefix)
     }
-    if not found:  # a file that was made without it may keep the number
+    if not found:  # a file made without the head may still have the key
         return None
     head = replace(
         head,

@@ -1,4 +1,4 @@
-"""Target `qwen3`: Qwen3, dense, every size. Softmax attention in every layer, so a sequence is its K/V rows.
+"""Target `qwen3`: Qwen3, dense, every size. Softmax attention in every layer, so a sequence's state is its K/V rows.
 
 Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 """
@@ -28,13 +28,13 @@ from .tensors import attention_tensors, outer_tensors
 
 @dataclass(frozen=True, slots=True)
 class Qwen3(Target):
-    """Sizes of the model. All layers are alike; relatives differ in their feed-forward layers (`ffn`), in norms of heads and in
+    """Sizes of the model. All layers are alike; subclasses differ in their feed-forward layers (`ffn`), in norms of heads and in
     positions."""
 
     normed: ClassVar[bool] = True  # queries and keys, per head
-    normed_behind: ClassVar[bool] = False  # what attention and feed-forward layers say
-    biased: ClassVar[bool] = False  # matrices may have biases beside them
-    second_norm: ClassVar[str] = "ffn_norm.weight"  # of what enters a feed-forward layer
+    normed_behind: ClassVar[bool] = False  # of the outputs of attention and feed-forward layers
+    biased: ClassVar[bool] = False  # whether matrices may have biases
+    second_norm: ClassVar[str] = "ffn_norm.weight"  # of the input of a feed-forward layer
 
     n_layers: int
     n_embd: int
@@ -48,13 +48,13 @@ class Qwen3(Target):
     rms_eps: float
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
-    scales: tuple[str, ...] = ()  # the `.scale` tensors [1] that the file has beside matrices (NVFP4)
-    biases: tuple[str, ...] = ()  # the `.bias` tensors [rows] that the file has beside matrices
+    scales: tuple[str, ...] = ()  # the `.scale` tensors [1] of matrices (NVFP4)
+    biases: tuple[str, ...] = ()  # the `.bias` tensors [rows] of matrices
     stretch: float = 1.0  # divisor of positions (linear scaling)
-    softcap: float = 0.0  # what logits bend towards, 0 for none
-    seen: tuple[int | None, ...] = ()  # `windows`, where some layers have one
+    softcap: float = 0.0  # soft bound of the logits, 0 for none
+    seen: tuple[int | None, ...] = ()  # the layers' windows, if any has one
     experts: Experts | None = None
-    joined: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
+    joined: frozenset[int] = frozenset()  # blocks with gate and up of an expert as one matrix in the file
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Qwen3:
@@ -101,17 +101,17 @@ class Qwen3(Target):
 
     @staticmethod
     def _ignored(name: str) -> bool:
-        """Whether a tensor that the graph does not use may be there."""
+        """Whether the file may contain a tensor that the graph does not use."""
         return False
 
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
-        """Fields of rotary embedding, attention span and what related models add; n: layers."""
+        """Read fields of rotary embedding, windows and related models' additions; n: layers."""
         return {"yarn": read_yarn(keys.file, f"{keys.arch}.rope.scaling.")}
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
-        """The fields that say what `ffn` is; n: layers."""
+        """Read the fields of `ffn`; n: layers."""
         return {"n_ff": keys.one("feed_forward_length", n=n)}
 
     @property
@@ -140,7 +140,7 @@ class Qwen3(Target):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Tokens that a column of each layer sees; None: all."""
+        """Window in tokens of each layer; None: full attention."""
         return self.seen or (None,) * self.n_layers
 
     def rope(self, weights: Mapping[str, Tensor]) -> Rope:
@@ -148,21 +148,21 @@ class Qwen3(Target):
         return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
 
     def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
-        """The same of layers with a window."""
+        """Rotary embedding of window layers."""
         return self.rope(weights)
 
     @property
     def embedding_scale(self) -> float:
-        """What embeddings are multiplied with."""
+        """Factor of embeddings."""
         return 1.0
 
     @property
     def attention_scale(self) -> float | None:
-        """What scores are multiplied with; None: 1 / sqrt(head_dim)."""
+        """Scale of attention scores; None: 1 / sqrt(head_dim)."""
         return None
 
     def state_spec(self) -> StateSpec:
-        """K/V of every layer, of those with a window in a ring."""
+        """K/V of every layer, in a ring for window layers."""
         return StateSpec(tuple(KvLayer(self.n_kv_heads, self.head_dim, window) for window in self.windows))
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
@@ -175,7 +175,7 @@ class Qwen3(Target):
         return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
-        """See Target.build. Of layers with a window also the inputs of their rings."""
+        """See Target.build. Also the inputs of the rings of window layers."""
         g, w, eps = (
             Graph(state.device, 512 + sum(48 + self.block(i)[1].nodes for i in range(self.n_layers))),
             weights,

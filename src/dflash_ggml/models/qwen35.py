@@ -30,21 +30,21 @@ from .rope import read_scaling
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors
 
-# what Ollama keeps in the same file: the vision tower, its projector, and its own form of the prediction block
+# further tensors of Ollama's files: the vision tower, its projector, and its form of the prediction block
 _OTHER_PARTS = ("v.", "mm.", "mtp.")
-_CONV = "ssm_conv1d.weight"  # not multiplied as a matrix: its rows are filters
+_CONV = "ssm_conv1d.weight"  # not a matmul operand: its rows are filters
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen35(Target):
-    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are not counted among the layers.
+    """Sizes of the trunk; blocks for multi-token prediction, last in the file, are not counted as layers.
 
-    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`). Relatives differ in
-    their feed-forward layers (`ffn`), and in how a file holds the delta nets' matrices (`stored`).
+    A layer is recurrent (gated delta net: `ssm_*`, `conv_kernel`) or full attention (`n_heads` to `n_rot`). Subclasses differ in
+    their feed-forward layers (`ffn`), and in how a file stores the delta nets' matrices (`stored`).
     """
 
     longest_answer: ClassVar[int] = 81_920
-    # gates and output matrices of delta nets have the value heads of a key head adjacent
+    # whether the value heads of a key head are adjacent in the delta nets' gates and output matrices
     grouped: ClassVar[bool] = False
 
     n_layers: int
@@ -54,21 +54,21 @@ class Qwen35(Target):
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    n_rot: int  # leading dimensions of a head that rotate
+    n_rot: int  # rotated leading dimensions of a head
     rope_theta: float
     rms_eps: float
     conv_kernel: int
     ssm_state: int  # S: key and value dimension of a delta-net head
     ssm_k_heads: int
-    ssm_v_heads: int  # value head h reads key head h % ssm_k_heads
+    ssm_v_heads: int  # value head h uses key head h % ssm_k_heads
     ssm_inner: int  # ssm_v_heads * ssm_state
     recurrent: tuple[bool, ...]  # [n_layers]
     n_ctx_train: int
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
-    scales: tuple[str, ...] = ()  # the `.scale` tensors that the file has beside matrices (NVFP4)
-    n_ranks: int = 1  # above 1, heads and `n_ff` are those of one (see `ranked`)
+    scales: tuple[str, ...] = ()  # the `.scale` tensors of matrices (NVFP4)
+    n_ranks: int = 1  # above 1, heads and `n_ff` are one rank's (see `ranked`)
     experts: Experts | None = None
-    joined: frozenset[int] = frozenset()  # blocks whose file has gate and up of an expert as one matrix
+    joined: frozenset[int] = frozenset()  # blocks with gate and up of an expert as one matrix in the file
 
     @property
     def ffn(self) -> FeedForward:
@@ -128,11 +128,11 @@ class Qwen35(Target):
 
     @classmethod
     def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:
-        """The fields that say what `ffn` is; `trunk`: layers."""
+        """Read the fields of `ffn`; `trunk`: layers."""
         return {"n_ff": Keys(file).one("feed_forward_length")}
 
     def stored(self, file: GGUFFile) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor in a file, where other ones lie there than the graph uses."""
+        """Name -> shape of every tensor in a file, if they differ from the graph's."""
         return self.tensors()
 
     def ranked(self, n: int) -> Qwen35:
@@ -164,7 +164,7 @@ class Qwen35(Target):
 
     @property
     def _cuts(self) -> dict[str, Cut]:
-        """What of a block is shared out among ranks. Value heads come in groups that read all key heads in order."""
+        """How a block is divided among ranks. Value heads come in groups that use all key heads in order."""
         values = self.ssm_v_heads // self.ssm_k_heads
         rows = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
         return {
@@ -190,7 +190,7 @@ class Qwen35(Target):
         }
 
     def _tensors(self) -> dict[str, tuple[int, ...]]:
-        """The same of one rank."""
+        """`tensors` of one rank."""
         d, keys, values = self.n_embd, self.ssm_k_heads * self.ssm_state, self.ssm_inner
         shapes = outer_tensors(d, self.n_vocab, self.tied_head)
         common = {"attn_norm.weight": (d,), "post_attention_norm.weight": (d,)}
@@ -256,7 +256,7 @@ class Qwen35(Target):
         return g
 
     def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Tensor]):
-        """The layers, as one rank computes them: residual columns [D, n]."""
+        """The layers of one rank: residual columns [D, n]."""
         eps, ffn = self.rms_eps, self.ffn
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
@@ -291,9 +291,9 @@ class Qwen35(Target):
         return x
 
     def _check_relations(self, keys: Keys) -> None:
-        """Sizes that must divide or equal each other do."""
+        """Check sizes that must divide or equal each other."""
         file, values = keys.file, f"{self.ssm_v_heads} value heads of {self.ssm_state}"
-        # Ollama's key: whether value heads that share a key head lie apart
+        # Ollama's key: whether value heads that share a key head are apart
         order = f"{keys.arch}.ssm.v_head_reordered"
         if file.get(order, bool) is self.grouped:
             raise file.error(
@@ -309,7 +309,7 @@ class Qwen35(Target):
         )
 
     def _check_rope(self, file: GGUFFile) -> None:
-        """Plain rotary positions give the right angles: no scaling, no pair on an axis that text lacks."""
+        """Check that plain rotary positions give the right angles: no scaling, no pair on an axis that text does not use."""
         arch = file.arch
         scaling = read_scaling(file, f"{arch}.rope.scaling.")
         if scaling.kind != "none":
@@ -324,20 +324,20 @@ class Qwen35(Target):
 
 
 def _block(name: str) -> int:
-    """The block that a tensor belongs to, -1 for the tensors outside the blocks."""
+    """The block of a tensor, -1 for tensors outside the blocks."""
     match = re.match(r"blk\.(\d{1,6})\.", name)
     return int(match[1]) if match else -1
 
 
 def _settle_names(file: GGUFFile) -> None:
-    """Bring the names that other writers use to llama.cpp's: Ollama's `ssm_dt`, and scales'."""
+    """Rename other converters' tensors to llama.cpp's names: Ollama's `ssm_dt`, and scales."""
     settle_scales(file)
     names = {name: f"{name}.bias" for name in file.tensors if re.fullmatch(r"blk\.\d+\.ssm_dt", name)}
     file.rename({old: new for old, new in names.items() if new not in file.tensors})
 
 
 def _heads(file: GGUFFile, key: str, blocks: int, recurrent: tuple[bool, ...]) -> int:
-    """Heads of the attention layers: one number, or, as Ollama writes it, one per block of which those must agree."""
+    """Heads of the attention layers: one number, or, in Ollama's files, one per block, which must agree."""
     key = f"{file.arch}.{key}"
     if not isinstance(file.metadata.get(key), (list, np.ndarray)):
         return in_range(file.error, f"key {key!r}", file.require(key, int), 1, MAX_HEADS)
@@ -353,7 +353,7 @@ def _heads(file: GGUFFile, key: str, blocks: int, recurrent: tuple[bool, ...]) -
 
 
 def _recurrent(file: GGUFFile, blocks: int, trunk: int, interval: int) -> tuple[bool, ...]:
-    """Which trunk layers are recurrent: an explicit array wins over the interval of the attention layers."""
+    """Which trunk layers are recurrent: an explicit array takes precedence over the interval of the attention layers."""
     key = f"{file.arch}.attention.recurrent_layers"
     flags = file.get_array(key, bool)
     if flags is None:

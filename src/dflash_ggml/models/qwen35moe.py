@@ -1,4 +1,4 @@
-"""Target `qwen35moe`: Qwen3.5 and later with experts, every size. Layers are those of `qwen35` but for the feed-forward part."""
+"""Target `qwen35moe`: Qwen3.5 and later with experts, every size. The layers of `qwen35` with another feed-forward part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_EXPERTS = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Moe(Qwen35):
-    """Sizes of the model: those of `Qwen35`, with `experts`, the same in every layer, one of them shared by all tokens."""
+    """Sizes of the model: those of `Qwen35`, with `experts`, the same in every layer, plus a shared expert."""
 
     @classmethod
     def _read_ffn(cls, file: GGUFFile, trunk: int) -> dict[str, Any]:

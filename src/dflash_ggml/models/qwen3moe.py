@@ -14,7 +14,7 @@ from .reading import Keys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3Moe(Qwen3):
-    """Sizes of the model; all layers have as many experts of one width, and none that is shared."""
+    """Sizes of the model; all layers have the same experts, and no shared one."""
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:

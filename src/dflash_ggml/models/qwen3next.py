@@ -1,8 +1,8 @@
-"""Target `qwen3next`: Qwen3-Next and Qwen3-Coder-Next. The graph of `qwen35moe`, whose files hold the delta nets otherwise.
+"""Target `qwen3next`: Qwen3-Next and Qwen3-Coder-Next. The graph of `qwen35moe`, with another layout of the delta nets in files.
 
-A file has the value heads of a key head adjacent, the operations want them apart (head h reads key head h % ssm_k_heads):
-rows of the matrices that make them are brought into that order as they are read, which is exact in every type. Columns cannot be,
-in types whose blocks span several heads, so the graph brings the outputs back into the file's order.
+In a file the value heads of a key head are adjacent; the operations need them apart (head h uses key head h % ssm_k_heads).
+Rows of the matrices are reordered while loading, which is exact in every type. Columns cannot be reordered in types whose blocks
+span several heads, so the graph restores the file's order in the outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..ggml.weights import Source
 from .feed_forward import scale_shape
 from .qwen35moe import Qwen35Moe
 
-# what a file has in place of two that the graph multiplies with: old ones the first too
+# fused matrices of files, which the graph uses separately; the first only in old files
 _WHOLES = {"attn_qkv": "ssm_in", "attn_gate": "ssm_in", "ssm_beta": "ssm_ba", "ssm_alpha": "ssm_ba"}
 
 
@@ -29,7 +29,7 @@ class Qwen3Next(Qwen35Moe):
     grouped: ClassVar[bool] = True
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor that the graph uses; a scale of two matrices is that of each."""
+        """Name -> shape of every tensor that the graph uses; a fused matrix's scale applies to both parts."""
         parts: dict[str, list[str]] = {}
         for part, whole in _WHOLES.items():
             parts.setdefault(whole, []).append(part)
@@ -51,7 +51,7 @@ class Qwen3Next(Qwen35Moe):
         }
 
     def sources(self, file: GGUFFile) -> dict[str, Source]:
-        """Name -> bytes of every tensor that the graph uses, value heads in its order."""
+        """Name -> bytes of every tensor that the graph uses, with value heads in the graph's order."""
         found = {}
         for name, shape in self.tensors().items():
             home = _home(file, name)
@@ -62,12 +62,12 @@ class Qwen3Next(Qwen35Moe):
         return found
 
     def _rows(self, name: str, home: str) -> NDArray[np.int64] | None:
-        """Which rows of the tensor `home` make the tensor `name`; None: all, as they are."""
+        """The rows of the file's tensor `home` that make up the tensor `name`; None: all, in order."""
         s, h_k, ratio = self.ssm_state, self.ssm_k_heads, self.ssm_v_heads // self.ssm_k_heads
         key_heads, of_one = np.arange(h_k), np.arange(ratio)
         keys = np.arange(2 * h_k * s)
         within = np.arange(s)
-        # [ratio, h_k]: where a value head is among all of a file's
+        # [ratio, h_k]: index of each value head in the file
         heads = key_heads * ratio + of_one[:, None]
         values = (heads[..., None] * s + within).reshape(-1)
         match name.split(".", 2)[-1]:
@@ -94,7 +94,7 @@ class Qwen3Next(Qwen35Moe):
 
 
 def _home(file: GGUFFile, name: str) -> str:
-    """The tensor of a file that holds what the graph knows as `name`."""
+    """The file's tensor that contains the graph's tensor `name`."""
     block, part, end = [*name.rsplit(".", 2), "", ""][:3]
     whole = f"{block}.{_WHOLES[part]}.{end}" if part in _WHOLES else name
     return whole if whole in file.tensors or part in ("ssm_beta", "ssm_alpha") else name

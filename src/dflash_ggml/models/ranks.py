@@ -1,8 +1,8 @@
-"""Halves of every layer on two devices: which part of a tensor of the file each rank has.
+"""Tensor parallelism on two devices: the part of each of the file's tensors that a rank has.
 
-A matrix in front of the heads, or of a feed-forward layer's width, gives its rows; one behind them its columns, so that the
-matmul of a rank gives one part of a sum (`TargetState.summed`). What is small, and the embedding, both have; the output matrix is
-the first's.
+Matrices that produce heads, or the width of a feed-forward layer, are split by rows; those that consume them by columns, so
+that a rank's matmul gives one summand (`TargetState.summed`). Small tensors and the embedding are replicated; the output matrix
+is on the first rank.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from ..ggml.weights import Source
 
 
 class Cut(NamedTuple):
-    """Dimension `dim` of a tensor is so many equal pieces side by side, of each of which every rank has a share."""
+    """A split along dimension `dim`, which consists of `pieces` equal parts, each divided among the ranks."""
 
     dim: int
     pieces: int = 1
 
 
 def name_of(name: str, rank: int) -> str:
-    """What a tensor of a rank's is called."""
+    """Name of a rank's tensor."""
     return f"rank{rank}.{name}" if rank else name
 
 
 def rank_of(name: str) -> int:
-    """The rank whose tensor this is."""
+    """The rank of a tensor's name."""
     return int(name[4 : name.index(".")]) if name.startswith("rank") else 0
 
 
 def of_rank(weights: Mapping[str, Tensor], rank: int) -> Mapping[str, Tensor]:
-    """The tensors of a rank, by the names that its graph knows."""
+    """The tensors of a rank, by their names in its graph."""
     begin = name_of("", rank)
     return {name[len(begin) :]: t for name, t in weights.items() if rank_of(name) == rank}
 
 
 def is_of_all(name: str) -> bool:
-    """Whether every rank has a tensor, or a part of it."""
+    """Whether every rank has the tensor or a part of it."""
     return not name.startswith("output")
 
 
 def part_of(name: str, s: Source, cut: Cut, rank: int, n_ranks: int) -> Source:
-    """The part of a file's tensor that a rank has; its bytes may lie apart.
+    """A rank's part of a file's tensor; its bytes may be discontiguous.
 
     Raises:
-        ConfigError: Blocks of weights would be divided.
+        ConfigError: The split would divide quantisation blocks.
     """
     shape = list(s.shape)
     unit = cut.pieces * n_ranks

@@ -1,4 +1,4 @@
-"""Helpers of the readers of target files: keys of an architecture, the vocabulary's size, types of tensors."""
+"""Helpers for reading target files: keys of an architecture, the vocabulary's size, types of tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Keys:
         return positive(self.file.error, f"key {key!r}", self.file.require(key, float))
 
     def counts(self, key: str, n: int, high: int) -> tuple[int, ...]:
-        """A number for each of `n` layers, from 1 to `high`: an array under `key`, or one number for all of them."""
+        """One number per layer, from 1 to `high`: an array under `key`, or a single number for all `n`."""
         found = self._array(key, n)
         if found is None:
             return (self.count(key, high),) * n
@@ -47,7 +47,7 @@ class Keys:
     def one(
         self, key: str, high: int = MAX_WIDTH, low: int = 1, default: int | None = None, n: int | None = None
     ) -> int:
-        """`count` of all layers, which a file may also write for each: an array of `n` entries that agree."""
+        """As `count`, also for a file with an array of `n` equal entries."""
         found = self._array(key, n)
         if found is None:
             return self.count(key, high, low, default)
@@ -57,13 +57,13 @@ class Keys:
         return in_range(self.file.error, f"key {key!r}", found[0], low, high)
 
     def expert_width(self, n_used: int, n: int | None = None) -> int:
-        """Width of an expert; where a file does not say, or says 0, those used are in sum as wide as `feed_forward_length`."""
+        """Width of an expert; if missing or 0, `feed_forward_length` divided by the experts per token."""
         dense = "feed_forward_length"
         width = self.one("expert_feed_forward_length", low=0 if self.has(dense) else 1, default=0, n=n)
         return width or max(1, self.one(dense, n=n) // n_used)
 
     def _array(self, key: str, n: int | None) -> Sequence[int] | None:
-        """The array under `key`, of `n` entries; None if there is none, or no array."""
+        """The array of `n` entries under `key`; None if the key is missing or not an array."""
         key = f"{self.arch}.{key}"
         if not isinstance(self.file.metadata.get(key, ""), (list, tuple, np.ndarray)):
             return None
@@ -81,7 +81,7 @@ class Keys:
         return key, self.count(key, default=value) == value, expected
 
     def hold(self, *rules: tuple[str, bool, str]) -> None:
-        """Raise for the first rule (key, whether it holds, what was expected) that does not hold."""
+        """Raise for the first violated rule (key, whether it holds, expectation)."""
         for key, holds, expected in rules:
             if not holds:
                 key = f"{self.arch}.{key}"
@@ -89,11 +89,11 @@ class Keys:
 
 
 def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[int | None, ...]:
-    """The window of each of `n` layers, None where it sees everything: a list of those that have it, or the period of
-    those that have not, `period` where the file does not say (0: all have it).
+    """The window of each of `n` layers, None for full attention: from the file's list of window layers, or from the period of
+    full-attention layers (default `period`; 0: no full attention).
 
     Args:
-        last: Of a period the last layer sees everything, not the first.
+        last: Whether the last layer of a period has full attention, instead of the first.
     """
     window = keys.count("attention.sliding_window", 1 << 30, 0, default=0)
     if not window:
@@ -109,7 +109,7 @@ def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[in
 
 
 def vocabulary_size(file: GGUFFile) -> int:
-    """Rows of the embedding, which are the vocabulary."""
+    """The vocabulary's size: rows of the embedding."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.error("tensor 'token_embd.weight' is missing or not a matrix")
@@ -121,7 +121,7 @@ def vocabulary_size(file: GGUFFile) -> int:
 
 
 def settle_scales(file: GGUFFile) -> None:
-    """Let `X.weight.scale` and `X.weight.input_scale`, as some writers name them, be known as `X.scale` and `X.input_scale`."""
+    """Rename `X.weight.scale` and `X.weight.input_scale` of some converters to `X.scale` and `X.input_scale`."""
     names = {
         name: name.replace(".weight.", ".")
         for name in file.tensors
@@ -131,14 +131,13 @@ def settle_scales(file: GGUFFile) -> None:
 
 
 def split_qkv(file: GGUFFile, heads: Sequence[int], n_kv_heads: int, head_dim: int) -> None:
-    """Let the matrices of queries, keys and values be known by their own names where a file has them as one, `attn_qkv`,
-    rows in that order.
+    """Split a fused `attn_qkv` into the matrices of queries, keys and values, its rows in that order.
 
     Args:
-        heads: Of queries, per layer.
+        heads: Query heads per layer.
 
     Raises:
-        ModelFileError: For one of another shape.
+        ModelFileError: It has another shape.
     """
     for i, n in enumerate(heads):
         whole, *parts = (f"blk.{i}.attn_{x}." for x in ("qkv", "q", "k", "v"))
@@ -161,13 +160,13 @@ def split_qkv(file: GGUFFile, heads: Sequence[int], n_kv_heads: int, head_dim: i
 
 
 def scales_beside(file: GGUFFile, matrices: Iterable[str]) -> tuple[str, ...]:
-    """The `.scale` tensors [1] that a file has beside these matrices, as NVFP4 files do."""
+    """The `.scale` tensors [1] of these matrices in a file (NVFP4)."""
     names = (name.removesuffix("weight") + "scale" for name in matrices if not name.startswith("token_embd."))
     return tuple(name for name in names if name in file.tensors)
 
 
 def biases_beside(file: GGUFFile, matrices: Iterable[str]) -> tuple[str, ...]:
-    """The `.bias` tensors [rows] that a file has beside these matrices."""
+    """The `.bias` tensors [rows] of these matrices in a file."""
     names = (name.removesuffix("weight") + "bias" for name in matrices if name.startswith("blk."))
     return tuple(name for name in names if name in file.tensors)
 
@@ -178,8 +177,8 @@ def check_file(
     ignored: Callable[[str], bool] = lambda name: False,
     floats: str = "",
 ) -> None:
-    """The tensors are those of `shapes`; vectors and biases are float32, and so is what a name's end in `floats` says. How
-    activations were scaled when the weights were made is ignored: ggml scales them by what they are."""
+    """Check that the tensors are those of `shapes`; vectors, biases and names ending in one of `floats` must be float32.
+    Recorded scales of activations are ignored: ggml computes its own."""
 
     def unused(name: str) -> bool:
         matrix = name.removesuffix("input_scale") + "weight"

@@ -1,6 +1,6 @@
-"""A recurrent layer's state as one pass uses it: a tree's nodes read it, tokens in order advance it.
+"""A recurrent layer's state in one pass: a tree's nodes read it, a linear batch advances it.
 
-Where sequences have state indices, an input names those whose state is meant, so that a graph serves all of them.
+With state indices, an input selects the sequences' states, so that one graph serves all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Recurrence:
             state: The states of all sequences.
             layer: Number of the layer.
             parents: int32 [n], the parent of each column.
-            path: int32 [n], 0, 1, ..., of a linear batch; None for a tree.
+            path: int32 [n], 0, 1, ..., for a linear batch; None for a tree.
             seqs: See `Batch`; None for a sequence in the first state index.
         """
         self.g, self.state, self.layer, self.parents, self.path = g, state, layer, parents, path
@@ -36,11 +36,11 @@ class Recurrence:
             self.window, self.delta = (g.expand(g.reshape(t, *ne)) for t, ne in zip(rows, shapes))
 
     def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
-        """The short convolution of x [C, n] behind the window; kernel [K, C] -> [C, n]."""
+        """The short convolution of x [C, n] after the window; kernel [K, C] -> [C, n]."""
         return self.g.ssm_conv_tree(self.window, x, kernel, self.parents)
 
     def advance_window(self, x: Tensor) -> None:
-        """Of a linear batch: let the window end with the inputs x [C, n]."""
+        """For a linear batch, update the window with the inputs x [C, n]."""
         if self.path is None:
             return
         g = self.g
@@ -51,7 +51,7 @@ class Recurrence:
     def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """The gated delta rule: q and k [S, H_k, n], v [S, H_v, n], decay and beta [1, H_v, n] -> [S, H_v, n].
 
-        A tree leaves the factors of its nodes to the state, a linear batch advances it."""
+        A tree stores its nodes' factors in the state, a linear batch advances it."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
         if self.path is None:
             rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, self.parents)
@@ -59,7 +59,7 @@ class Recurrence:
             g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
             return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
         out = g.gated_delta_net(q, k, v, decay, beta, self.delta)
-        # flat, so that a GPU writes the state right there instead of copying it
+        # flat, so that a GPU writes the state in place instead of copying it
         size = s * s * h_v
         after = g.view(out, (size,), offset=s * h_v * n * 4)
         if self._state_index is None:
@@ -70,7 +70,7 @@ class Recurrence:
 
 
 class ForestRecurrence:
-    """The same for trees of several sequences, each in its state index, in n columns."""
+    """`Recurrence` for trees of several sequences, each with its state index, in n columns."""
 
     path = None
 
@@ -96,11 +96,11 @@ class ForestRecurrence:
         return self.g.ssm_conv_forest(self.windows, x, kernel, self.parents, self.seqs)
 
     def advance_window(self, x: Tensor) -> None:
-        """Let the windows of sequences of one column end with it."""
+        """Update the windows of sequences of one column."""
         self.g.expand(self.g.ssm_conv_forest_commit(self.windows, x, None, self.seqs))
 
     def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        """See Recurrence; sequences of one column take it in."""
+        """See Recurrence; sequences of one column are advanced."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
         rows = g.gated_delta_net_forest_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
         tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)

@@ -28,7 +28,7 @@ TARGETS: dict[str, type[Target]] = {
     "gemma4": Gemma4,
 }
 
-# parts of architectures that people name by mistake, and what to do
+# name parts of architectures that are often passed by mistake, with advice
 _OTHERS = (
     ("clip", "this is the vision part of a model (mmproj), name the model's own file"),
     ("dflash", "this is a draft, name it with -md and its target with -m"),
@@ -46,7 +46,7 @@ def read_target(file: GGUFFile) -> Target:
     """The target in an open file.
 
     Raises:
-        ModelFileError: For an architecture that is none, or a file that does not fit its own.
+        ModelFileError: The architecture is unknown, or the file does not match it.
     """
     target = TARGETS.get(file.arch)
     if target is None:

@@ -13,7 +13,7 @@ from .checks import in_range
 
 
 class Rope(NamedTuple):
-    """How queries and keys are rotated.
+    """Parameters of rotary embedding.
 
     Attributes:
         n_rot: Rotated leading dimensions of a head, in pairs (j, j + n_rot/2).
@@ -44,7 +44,7 @@ class Rope(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """What a file says of stretched positions: how ("none", "linear", "yarn", ...), by which factor, and the keys of both."""
+    """A file's scaling of positions: kind ("none", "linear", "yarn", ...), factor, and the keys of both."""
 
     kind: str
     factor: float
@@ -52,7 +52,7 @@ class Scaling(NamedTuple):
     factor_key: str
 
     def refusal(self, supported: str) -> str:
-        """What is wrong with a kind that is not one of `supported`."""
+        """Error message for a kind that is not one of `supported`."""
         found = (
             "without a type it is 'linear', which" if self.kind_key == self.factor_key else f"{self.kind!r}"
         )
@@ -60,7 +60,7 @@ class Scaling(NamedTuple):
 
 
 def read_scaling(file: KeyedFile, prefix: str) -> Scaling:
-    """The keys below `prefix` (`ARCH.rope.scaling.`). As to llama.cpp, a factor without a type is linear, and 0 is none."""
+    """Read the keys below `prefix` (`ARCH.rope.scaling.`). As in llama.cpp, a factor without a type is linear, and 0 is none."""
     key = file.first_of(f"{prefix}factor", f"{prefix.removesuffix('scaling.')}scale_linear")
     kind, factor = file.get(f"{prefix}type", str), file.get(key, float) or 1.0
     if kind is None:
@@ -69,10 +69,10 @@ def read_scaling(file: KeyedFile, prefix: str) -> Scaling:
 
 
 def read_stretch(file: KeyedFile, prefix: str) -> tuple[float, Yarn | None]:
-    """How a GGUF's keys below `prefix` stretch positions: the factor of all of them alike, 1 for none, or YaRN.
+    """Scaling of positions by a GGUF's keys below `prefix`: the linear factor (1 for none), or YaRN.
 
     Raises:
-        ModelFileError: For another way.
+        ModelFileError: The kind is another one.
     """
     scaling = read_scaling(file, prefix)
     if scaling.kind == "linear":
@@ -83,10 +83,10 @@ def read_stretch(file: KeyedFile, prefix: str) -> tuple[float, Yarn | None]:
 
 
 def read_yarn(file: KeyedFile, prefix: str) -> Yarn | None:
-    """How a GGUF's keys below `prefix` (`ARCH.rope.scaling.`) stretch positions.
+    """YaRN scaling by a GGUF's keys below `prefix` (`ARCH.rope.scaling.`), None without scaling.
 
     Raises:
-        ModelFileError: For a way other than YaRN.
+        ModelFileError: The kind is not YaRN.
     """
     scaling = read_scaling(file, prefix)
     if scaling.kind == "none":

@@ -1,11 +1,11 @@
-"""The model of a prompt scorer: the first blocks of a small `qwen35` model, and how much of its attention each token would get.
+"""The model of a prompt scorer: the first blocks of a small `qwen35` model, and the attention mass of each token.
 
-Hidden rows h come from the blocks before one attention block, of which only queries and keys are made, without rotation, since
-a question and what answers it may lie any distance apart:
+Hidden states h come from the blocks before one attention block, of which only queries and keys are computed, without rotation,
+since a question and its answer may be any distance apart:
 
     q[t, a] = norm(Wq h_t)    k[j, g] = norm(Wk h_j)    mass_j = mean over t, a of softmax_j(q[t, a] . k[j, g(a)] / sqrt(d))
 
-with t in the window, the last tokens that are scored, and j before it. Shapes are in ggml's order; D = embedding length.
+with t in the window (the last tokens) and j before it. Shapes are in ggml's order; D = embedding length.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .layers import matmul
 from .qwen35 import Qwen35
 from .registry import read_target
 
-BLOCK = 15  # of 24, counted from 0: it ranks as well as all attention blocks combined (12 of 12 questions; others' figures)
-AT_ONCE = 8  # tokens of the window whose logits are on the device at once
+BLOCK = 15  # of 24, from 0: it ranks as well as all attention blocks combined (12 of 12 questions; published figures)
+AT_ONCE = 8  # window tokens processed at once
 
 
 @dataclass(frozen=True, slots=True)
 class ScorerModel:
-    """The blocks that run, `trunk`, and number `block`, the one behind them, whose queries and keys are made."""
+    """The blocks that run (`trunk`), and the next one, `block`, of which only queries and keys are computed."""
 
     trunk: Qwen35
     block: int
@@ -40,7 +40,7 @@ class ScorerModel:
         """Read and check an open file.
 
         Raises:
-            ModelFileError: For a model of another architecture or without such a block.
+            ModelFileError: The model has another architecture or no such block.
         """
         model = read_target(file)
         if type(model) is not Qwen35:
@@ -56,13 +56,13 @@ class ScorerModel:
             if number < block or (number == block and name.endswith(("attn_q.scale", "attn_k.scale"))):
                 scales.append(name)
         recurrent = model.recurrent[:block]
-        # the output matrix is not used, whichever it is
+        # the output matrix is not used
         trunk = replace(model, n_layers=block, recurrent=recurrent, scales=tuple(scales), tied_head=True)
         return cls(trunk, block)
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The layer whose output the block would read."""
+        """The layer whose output is the block's input."""
         return (self.block - 1,)
 
     @property
@@ -91,12 +91,12 @@ class ScorerModel:
         }
 
     def scratch_bytes(self, columns: int, rows: int) -> int:
-        """About how much scratch memory a pass over `columns` tokens takes, or the masses of `rows`."""
+        """Estimated scratch memory of a pass over `columns` tokens, or of the masses of `rows`."""
         logits = 4 * rows * AT_ONCE * self.trunk.n_heads
         return max(self.trunk.scratch_bytes(columns, rows, 1), 3 * logits)
 
     def append(self, g: Graph, w: Mapping[str, Tensor], memory: Memory, x: Tensor, positions: Tensor) -> None:
-        """Keep the keys of columns x [D, n] behind the trunk, and those of them that lie in the window; positions int32 [n]."""
+        """Store the keys of columns x [D, n] (outputs of the trunk), and the columns in the window; positions int32 [n]."""
         t, b, n = self.trunk, f"blk.{self.block}.attn_", x.ne[1]
         y = g.rms_norm(x, t.rms_eps, w[f"{b}norm.weight"])
         k = g.reshape(matmul(g, w, f"{b}k", y), t.head_dim, t.n_kv_heads, n)
@@ -108,7 +108,7 @@ class ScorerModel:
     def masses(
         self, device: Device, w: Mapping[str, Tensor], memory: Memory, tokens: int, window: int
     ) -> Graph:
-        """The graph of the masses of `tokens` tokens, output `mass` float32 [tokens]: sums over the window and the heads."""
+        """Graph of the masses of `tokens` tokens, output `mass` float32 [tokens]: sums over the window and the heads."""
         t, b, d = self.trunk, f"blk.{self.block}.attn_", self.trunk.head_dim
         g = Graph(device, 256 + 16 * window)
         h = g.view(memory.window, (t.n_embd, window), (memory.window.nb[1],))
@@ -130,14 +130,14 @@ class ScorerModel:
 
 
 class Memory:
-    """What a scorer keeps beside its trunk's state: keys [row, rows] of all tokens, and rows [D, n + 1] behind the trunk of the
-    window's n tokens, which begins at position `first`; the last row takes what lies before it."""
+    """A scorer's memory besides its trunk's state: keys [row, rows] of all tokens, and the trunk's outputs [D, n + 1] of the
+    window's n tokens from position `first` on; the last row takes earlier positions."""
 
     def __init__(self, keys, window) -> None:
         self.keys, self.window, self.first = keys, window, 0
 
     def places(self, outs: list[np.ndarray], positions: np.ndarray) -> None:
-        """The row of the window that each position has."""
+        """The window row of each position."""
         last = self.window.ne[1] - 1
         at = positions - self.first
         outs[0][:] = np.where((at >= 0) & (at < last), at, last)

@@ -1,6 +1,6 @@
-"""The contract of a target: what an architecture declares and builds, so that no package above knows it by name.
+"""The contract of a target: what an architecture declares and builds, so that other packages do not depend on it by name.
 
-A target is its parameters, a frozen dataclass read from a file, with the graph beside them.
+A target is a frozen dataclass of parameters, read from a file, with a method that builds the graph.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .prediction import Head
 
 Outputs = Literal["last", "every", "hidden"]
 
-# (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): let the draft take in these tokens. A long batch
-# comes in several calls, in order; inputs of the draft's own are set by what it adds to `graph.fillers`.
+# (graph, features [n_taps * D, n], ids, positions and cache rows int32 [n]): the draft takes in these tokens. A long batch
+# comes in several calls, in order; the draft's own inputs are set by its functions in `graph.fillers`.
 Append = Callable[[Graph, Tensor, Tensor, Tensor, Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What sampling reads of the logits: the `kept` largest, `watched` named ones, masses by blocks of `block` ids.
+    """Sizes of a logits reduction: the `kept` largest, `watched` named ones, masses by blocks of `block` ids.
 
     Attributes:
-        each: Columns have temperatures of their own.
+        each: Whether each column has its own temperature.
     """
 
     kept: int
@@ -48,26 +48,26 @@ class Batch:
 
     Attributes:
         columns: Tokens.
-        n_kv: Cache rows that attention looks at.
-        mask: Of a tree, whose columns see their ancestors and leave the committed state alone; None: tokens that
-            follow the committed ones and advance it.
-        taps: Layers whose output is the draft's; of a tree they go to the state's features. Otherwise to `append`, in
-            the same graph, or, for a single token without `append`, to the column of the state's features that the
-            input `column` names.
+        n_kv: Cache rows that attention reads.
+        mask: The mask of a tree, whose columns see their ancestors and do not change the committed state; None: tokens
+            that follow the committed ones and advance it.
+        taps: Layers whose output goes to the draft: for a tree to the state's features, otherwise to `append`, in the
+            same graph, or, for a single token without `append`, to the column of the state's features in the input
+            `column`.
         reduction: Also declare the output `reduced`.
-        window: All that the columns see of the text, None: all of it.
-        outputs: Of a linear batch, logits and choice of the last token or of every one, or `hidden` instead of them.
+        window: The attention window of the columns, None: full attention.
+        outputs: For a linear batch, logits and choice of the last token or of every one, or `hidden` instead.
         seqs: Entries of the input `seqs`, int32 [3, seqs]: state index, first column and number of columns of each
             sequence of the pass, 0 columns where there is none; 0: one sequence, in state index 0.
-        is_forest: The columns are trees of those sequences, one after another. What they see of their prefixes is the
-            input `ranges`, rows from and to, int32 [columns, 2], and `spans`, int32 [2, seqs], all that each sequence
-            sees, its own rows included; features go to the columns that the input `column` names. A sequence of one
-            column is committed by the pass, the others are not.
-        rank: Whose part of the layers the pass computes, where several share them.
-        beside: Of a linear batch, a forest whose columns come first in the same pass, so that every matrix is read
-            once for both. Its inputs have their own names, those of the linear columns begin with `chunk `, and
-            `joined` is ids | positions | cache rows of all. Outputs: those of the forest, with the last token's
-            column behind them.
+        is_forest: The columns are concatenated trees of those sequences. Visible prefix rows are given by the inputs
+            `ranges`, first row and the one after the last, int32 [columns, 2], and `spans`, int32 [2, seqs], all that
+            each sequence sees, its own rows included; features go to the columns in the input `column`. The pass
+            commits sequences of one column, but no others.
+            rank: The rank whose part of the layers the pass computes.
+            beside: For a linear batch, a forest whose columns come first in the same pass, so that every matrix is read
+            once for both. The forest's inputs keep their names, those of the linear columns have the prefix `chunk `,
+            and `joined` is ids | positions | cache rows of all. Outputs: the forest's, followed by the last token's
+            column.
     """
 
     columns: int
@@ -85,9 +85,11 @@ class Batch:
 
 
 class Target(ABC):
-    """A model that verifies. Subclasses are frozen dataclasses with at least these fields."""
+    """A target model. Subclasses are frozen dataclasses with at least these fields."""
 
-    longest_answer: ClassVar[int] = 32_768  # tokens with thoughts, as the family's publisher recommends
+    longest_answer: ClassVar[int] = (
+        32_768  # answer tokens with reasoning, as recommended by the family's publisher
+    )
 
     n_layers: int
     n_embd: int
@@ -110,8 +112,8 @@ class Target(ABC):
         """Name -> shape (ggml order) of every tensor that the graph uses."""
 
     def sources(self, file: GGUFFile) -> dict[str, Source]:
-        """Name -> bytes of every one of `tensors` in an open file, in the order in which it has them; where it has no output
-        matrix, the embedding's."""
+        """Name -> bytes of every one of `tensors` in an open file, in the graph's row order; without an output matrix, the
+        embedding's bytes."""
         wanted, found = self.tensors(), file.tensors
         sources = {
             name: Source(info.type, wanted[name], file.data(name))
@@ -124,7 +126,7 @@ class Target(ABC):
 
     @abstractmethod
     def state_spec(self) -> StateSpec:
-        """What it keeps of a sequence."""
+        """The state of a sequence, by layer."""
 
     @abstractmethod
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
@@ -132,18 +134,18 @@ class Target(ABC):
 
         Inputs: `ints` = ids | positions | cache rows | parents (-1 for the first of a linear batch and the root of a tree),
         each `columns`; for a linear batch also path (0, 1, ...), and the first row that each column sees | the one after
-        the last; those of a tree's mask; `column` int32 [1] where a single token's features are kept.
+        the last; those of a tree's mask; `column` int32 [1] if a single token's features are stored.
         Outputs: logits float32 [n_vocab, columns] and choice int32 [columns], the best of each; of a linear batch only
-        those of the last token unless it asks for every one. With a reduction also its inputs and output (see
-        layers.reduced_logits). `hidden` float32 [n_embd, columns] is what the output matrix would be multiplied with.
+        those of the last token by default. With a reduction also its inputs and output (see layers.reduced_logits). `hidden`
+        float32 [n_embd, columns] is the input of the output matrix.
         """
 
     @abstractmethod
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """About how much scratch memory a linear pass takes over `rows` cache rows."""
+        """Estimated scratch memory of a linear pass over `rows` cache rows."""
 
     def prediction_head(self, file: GGUFFile) -> Head | None:
-        """The head for multi-token prediction in its open file, which can draft for it; None if there is none that could.
+        """The head for multi-token prediction in its open file, if there is a usable one.
 
         Raises:
             ModelFileError: It is damaged.
@@ -151,27 +153,27 @@ class Target(ABC):
         return None
 
     def ranked(self, n: int) -> Target:
-        """The target of n ranks, devices that compute a part of every layer each: the same model with the sizes of one of them.
+        """The target of n ranks, devices that each compute a part of every layer: the same model with the sizes of one rank.
 
-        `tensors` and `sources` are then those of all ranks, the state's layers those of one rank after the other.
+        `tensors` and `sources` are then those of all ranks, and the state's layers those of the ranks in order.
 
         Raises:
-            ConfigError: Heads or widths cannot be shared out.
+            ConfigError: Heads or widths cannot be divided.
         """
         raise ConfigError(
             "split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)"
         )
 
     def untied(self) -> Target:
-        """The same with an output matrix of its own, which is the embedding a second time."""
+        """The same target with a copy of the embedding as output matrix."""
         return replace(self, tied_head=False)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property
     def embedding_name(self) -> str:
-        """The matrix whose rows are the tokens' embeddings."""
+        """Name of the embedding matrix."""
         return "token_embd.weight"
 
     @property
     def head_name(self) -> str:
-        """The matrix that makes logits."""
+        """Name of the output matrix."""
         return self.embedding_name if self.tied_head else "output.weight"

@@ -1,13 +1,13 @@
-"""Names and shapes, in ggml's order, of tensors that targets have alike."""
+"""Names and shapes, in ggml's order, of tensors shared by all targets."""
 
 from __future__ import annotations
 
 
 def outer_tensors(d: int, n_vocab: int, tied_head: bool) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of what a target has around its blocks.
+    """Name -> shape of a target's tensors outside its blocks.
 
     Args:
-        tied_head: The embedding is the output matrix.
+        tied_head: Whether the embedding is the output matrix.
     """
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (d, n_vocab), "output_norm.weight": (d,)}
     return shapes if tied_head else shapes | {"output.weight": (d, n_vocab)}
@@ -16,11 +16,11 @@ def outer_tensors(d: int, n_vocab: int, tied_head: bool) -> dict[str, tuple[int,
 def attention_tensors(
     d: int, heads: int, kv_heads: int, head_dim: int, gated: bool = False, normed: bool = True
 ) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a layer's tensors over a width of d.
+    """Name -> shape of an attention layer's tensors for a width of d.
 
     Args:
-        gated: A head's query rows are followed by as many for its gate.
-        normed: Queries and keys are normalised.
+        gated: Whether a head's query rows are followed by as many for its gate.
+        normed: Whether queries and keys are normalised.
     """
     q, kv = heads * head_dim, kv_heads * head_dim
     norms = {f"attn_{x}_norm.weight": (head_dim,) for x in "qk"} if normed else {}

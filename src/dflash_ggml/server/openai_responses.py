@@ -219,8 +219,7 @@ class ResponseEncoder:
         return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
     def error(self, error: ApiError) -> Iterator[bytes]:
-        # agents end their turn at the first, the official client raises at the second
-        """A failure in mid-stream."""
+        """A failure in mid-stream: agents stop at the first event, the official client raises at the second."""
         cause = {"code": error.code or "server_error", "message": error.message}
         yield self._event("response.failed", response={**self._response("failed"), "error": cause})
         yield self._event("error", code=error.code, message=error.message, param=error.param)

@@ -196,9 +196,9 @@ class PrefixCache:
         """Positions, start < p < len(ids), at which to take snapshots while prefilling ids[start:].
 
         Args:
-        boundaries: Message starts. Used are those up to the first answer (instructions shared by conversations), the
-        last two (where the next turn continues, with or without this turn's answer as generated), and one in every
-        few thousand tokens, for edits of the history.
+            boundaries: Message starts. Used are those up to the first answer (instructions shared by conversations), the
+                last two (where the next turn continues, with or without this turn's answer as generated), and one in every
+                few thousand tokens, for edits of the history.
         """
         if self.budget <= 0:
             return []

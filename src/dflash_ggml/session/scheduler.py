@@ -450,7 +450,7 @@ class Scheduler:
         One chunk if no sequence decodes, else as many as the budget allows, or one in the pass of the decode step.
 
         Returns:
-        Whether there was any, and whether the sequences were stepped.
+            Whether there was any, and whether the sequences were stepped.
         """
         did, n_decoding = False, sum(not generation.is_short for generation in decoding)
         while prompts := [generation for generation in self._active() if generation.is_prefilling]:

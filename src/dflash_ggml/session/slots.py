@@ -180,7 +180,7 @@ class CachedSlot:
         """Begin to decode, which consumes the logits.
 
         Args:
-        how: Options of `Slot.begin`.
+            how: Options of `Slot.begin`.
         """
         self._has_logits = False
         return self.slot.begin(**how)
@@ -356,8 +356,8 @@ class Slots:
         """Close a slot.
 
         Args:
-        keep: Cache its prefix, in memory and on disk.
-        wait: Wait for the disk.
+            keep: Cache its prefix, in memory and on disk.
+            wait: Wait for the disk.
         """
         self.all.remove(slot)
         slot.close(keep, wait)

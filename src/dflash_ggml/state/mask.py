@@ -32,7 +32,7 @@ class ResidentMask:
         n_rows: Rows of the caches.
         window: A column at position p sees rows above p - window only (None: all).
         ring: Rows are counted without wrapping; row r is at r % n_rows of the caches. The rows that a pass sees and those
-        that it and the pass before rewrite must not overlap.
+            that it and the pass before rewrite must not overlap.
         ranks: Devices with a copy each (empty: `device` alone).
 
     Raises:

@@ -157,7 +157,7 @@ def part_on(name: str, where: str) -> str:
     """The name of a part on a further device.
 
     Args:
-    where: Description of the device and its parts.
+        where: Description of the device and its parts.
     """
     return f"{name} on {where.split(':')[0]}"
 

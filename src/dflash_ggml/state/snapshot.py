@@ -40,7 +40,7 @@ class Snapshot:
         logits: The target's logits after the last token, float32 [n_vocab], if they are known.
         types: ggml types of the caches.
         rings: The last rows of the rings of target and draft, in order of their positions; they are overwritten soon, so a
-        snapshot without `rows` has them too.
+            snapshot without `rows` has them too.
     """
 
     tokens: tuple[int, ...]
@@ -138,7 +138,7 @@ class Tensors:
         """Refuse a snapshot of another model, or of caches of another type.
 
         Raises:
-        ConfigError: The snapshot does not match.
+            ConfigError: The snapshot does not match.
         """
         n = len(snapshot.tokens)
         live = [a.nbytes for a in (*snapshot.live, *snapshot.rings)]

@@ -80,7 +80,7 @@ def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType 
         type_: Type of the head's converted matrices (None: unchanged).
 
     Returns:
-    Number of tensors of the head.
+        Number of tensors of the head.
 
     Raises:
         ModelFileError: The target is in parts, has a head already, or the head does not fit it.
