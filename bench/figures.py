@@ -326,6 +326,18 @@ def trained(result: Result) -> Iterator[Row]:
                 yield title, {column: values.get(key) for key, column in names.items()}, {}
 
 
+def drafting(result: Result) -> Iterator[Row]:
+    for row in result["suites"]["drafts"]["rows"]:
+        if row["setting"] in ("plain", "chain", "tree 7", "tree 15", "auto"):
+            cells = {
+                "tokens/s": row["speed"],
+                "to plain": row.get("versus_plain"),
+                "worst text": row.get("versus_plain_min"),
+                "tokens a step": row["length"],
+            }
+            yield f"{row['style']}, T {row['temperature']:g}, {row['setting']}", cells, {}
+
+
 RANDOM = "RANDOM WEIGHTS: right for time only."
 FORCED = "RANDOM WEIGHTS, the accepted length FORCED: what a step costs, not what a text gives."
 
@@ -343,7 +355,7 @@ QUESTIONS = (
         f"{RANDOM} Q4_K_M mix, Q8_0 draft; milliseconds on the device. `verify n` checks n candidates, the root counted.",
         ("plain", *VERIFY, "draft", "commit"),
         (
-            "step-h100-27b-again",
+            "step-h100-27b-5",
             "step-one-of-2-h100",
             "step-2-h100-tensor",
             "step-h200-27b",
@@ -363,7 +375,7 @@ QUESTIONS = (
         FORCED,
         ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
         (
-            "step-h100-27b-again",
+            "step-h100-27b-5",
             "step-one-of-2-h100",
             "step-2-h100-layer",
             "step-2-h100-tensor",
@@ -488,6 +500,14 @@ QUESTIONS = (
         ("chain", "tree of 7", "tree of 15", "tree of 31", "tree with prompt lookup"),
         ("trained-drafts-smollm2-18", "trained-drafts-smollm2"),
         trained,
+    ),
+    Question(
+        "What is drafting worth on real text?",
+        "Real weights: SmolLM2-135M-Instruct, Q4_1, our draft; 48 texts of 128 tokens behind prompts of HumanEval, GSM8K"
+        " and our chat set.",
+        ("tokens/s", "to plain", "worst text", "tokens a step"),
+        ("smollm2-drafts-h100",),
+        drafting,
     ),
     Question(
         "What does sampling cost a step?",
