@@ -16,7 +16,7 @@ from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
 from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
 from dflash_ggml.decode.merged import Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
-from reference import merging, voting
+from reference import merging, native_lookup, voting
 from reference.trees import Pairs, grown, grown_of_rows, spine_of
 from reference.trees import observers as observers_in_python
 
@@ -215,17 +215,17 @@ def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> No
     windows = matches_of(rng, matches, depth)
     looked_up, expected = LookupCandidates(*windows), voting.LookupCandidates(*windows)
     rates, rates_in_python = rates_of(rng)
-    assert looked_up.gains(rates, budget) == expected.gains(rates_in_python.of, budget)
+    assert native_lookup.gains(looked_up, rates, budget) == expected.gains(rates_in_python.of, budget)
     open_ = [(looked_up.root, expected.root)]
     while open_:
         cursor, cursor_in_python = open_.pop()
-        votes = looked_up.votes(cursor), expected.votes(cursor_in_python)
+        votes = native_lookup.votes(looked_up, cursor), expected.votes(cursor_in_python)
         assert [vote[:2] for vote in votes[0]] == [vote[:2] for vote in votes[1]]
         open_ += [(a[2], b[2]) for a, b in zip(*votes)]
 
 
 def test_slots_of_an_engine_and_their_numbers_are_checked() -> None:
-    assert len(LookupCandidates([[1]] * 64, [2] * 64, 1).votes((0, 2**64 - 1))) == 1
+    assert len(native_lookup.votes(LookupCandidates([[1]] * 64, [2] * 64, 1), (0, 2**64 - 1))) == 1
     for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
         with pytest.raises(ValueError, match="lengths"):
             LookupCandidates(windows, lengths, 1)

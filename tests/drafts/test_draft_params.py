@@ -13,7 +13,7 @@ import pytest
 
 from dflash_ggml.drafts.dflash.file import DraftFile
 from dflash_ggml.drafts.dflash.params import DraftParams, check_pair
-from dflash_ggml.errors import ConfigError, ModelFileError
+from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.files.tensor_info import BF16, F32
 from dflash_ggml.models.qwen35 import Qwen35
@@ -182,17 +182,6 @@ def test_attention_inside_the_block(tmp_path: Path, declared: bool | None, full:
     assert (p.causal_full, p.causal_window) == (full, window)
     p = upstream(tmp_path / "b.gguf", **{"attention.causal": declared}).params
     assert (p.causal_full, p.causal_window) == (full, window)
-    policies = {"full_policy": "causal", "window_policy": "bidirectional"}
-    p = DraftFile.open(tmp_path / "b.gguf", **policies).params
-    assert (p.causal_full, p.causal_window) == (True, False)
-
-
-def test_options_of_open(tmp_path: Path):
-    folder = tiny.write_zlab_draft(tmp_path / "draft")
-    assert DraftFile.open(folder, rope_theta=1e6).params.rope_theta == 1e6
-    for options in ({"rope_theta": -1.0}, {"rope_theta": float("nan")}, {"full_policy": "sideways"}):
-        with pytest.raises(ConfigError, match="draft"):
-            DraftFile.open(folder, **options)
 
 
 def test_interleaved_rotary_pairs_are_reordered(tmp_path: Path):

@@ -12,7 +12,7 @@ from test_engine_state import cache_rows, commit, random_tree
 from test_stale_rows import spoil
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.reduced import watch
+from dflash_ggml.decode.reduced import ReducedRows, watch
 from dflash_ggml.decode.sampling import BLOCK, Sampler, SamplingParams, largest
 from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.kernel_tuning import WIDTHS, MatmulTable, Timing, apply, measure_matmuls
@@ -362,7 +362,7 @@ def test_reduced_rows_are_parts_of_the_whole(repeating, options: dict) -> None:
         whole.append(np.stack([repeating.passes.logits_row(graph, node) for node in range(tree.width)]))
         if seen is None:
             continue
-        reduced = repeating.passes.reduced(graph, seen)
+        reduced = ReducedRows(repeating.passes.reduced_rows(graph), seen, repeating.n_vocab)
         for node, row in enumerate(whole[0]):
             found, best = reduced[node], largest(row, len(reduced[node].ids))
             assert np.array_equal(found.ids, best) and np.array_equal(found.logits, row[best])

@@ -14,6 +14,7 @@ import pytest
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.drafts.prompt_lookup import PromptLookup
 from dflash_ggml.errors import ConfigError
+from reference import native_lookup
 from reference.chi_square import assert_same_source
 from reference.engine_kit import AnyPlan, Solo, fresh, generate, steps
 
@@ -182,7 +183,7 @@ def continued(lookup: PromptLookup, sequence: FakeSequence) -> list[int]:
     if found is None:
         return path
     cursor = found.root
-    while votes := found.votes(cursor):
+    while votes := native_lookup.votes(found, cursor):
         token, _, cursor = votes[0]
         path.append(token)
     return path
@@ -263,7 +264,7 @@ def test_a_glance_agrees_with_a_full_lookup(seed: int):
         found = theirs.look_up(b)
         if learns and votes:
             theirs.rates.learn([(cell, token == b.pending) for token, cell, _ in votes])
-        votes = [] if found is None else found.votes(found.root)
+        votes = [] if found is None else native_lookup.votes(found, found.root)
         rate = ours.glance(a, learn=learns)
         assert rate == max([theirs.rates[cell] for _, cell, _ in votes], default=0.0)
         for one in (a, b):

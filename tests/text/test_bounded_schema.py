@@ -19,12 +19,12 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.text import schema_size
 from dflash_ggml.text.bounded_schema import bounded_schema
 from dflash_ggml.text.grammar import JSON_OPTIONS, GrammarCompiler
 from dflash_ggml.text.grammar_limits import check_text
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec
 from dflash_ggml.text.schema_reading import SchemaReader
-from dflash_ggml.text.schema_size import SchemaLimits
 from dflash_ggml.text.tool_grammar import forced_call_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from reference.fake_engine import byte_vocabulary
@@ -373,13 +373,15 @@ def test_chains_of_references_alone_are_followed() -> None:
     assert accepts(chained(150, lambda ref: {"type": "object", "properties": {"a": ref}}), '{"a":{"a":{}}}')
 
 
-def test_limits_can_be_set() -> None:
-    limits = SchemaLimits(nodes=3, nesting=2, depth=2)
-    assert bounded_schema({"type": "array", "items": {"type": "null"}}, limits=limits)
+def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_size, "NODES", 3)
+    monkeypatch.setattr(schema_size, "NESTING", 2)
+    assert bounded_schema({"type": "array", "items": {"type": "null"}})
     with pytest.raises(ConfigError, match="more than 3 schemas"):
-        bounded_schema({"enum": [1, 2, 3]}, limits=limits)
+        bounded_schema({"enum": [1, 2, 3]})
+    monkeypatch.setattr(schema_size, "NODES", 10)
     with pytest.raises(ConfigError, match="nested deeper than 2"):
-        bounded_schema(nested("items", 3), limits=SchemaLimits(nesting=2))
+        bounded_schema(nested("items", 3))
 
 
 @pytest.mark.parametrize(

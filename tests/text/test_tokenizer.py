@@ -30,13 +30,13 @@ def demo(demo_target: Path) -> Tokenizer:
         return Tokenizer.from_gguf(file)
 
 
-def tiny_tokenizer(folder: Path, nfc: bool = False, **changes: Any) -> Tokenizer:
+def tiny_tokenizer(folder: Path, **changes: Any) -> Tokenizer:
     """The tiny vocabulary with `changes` to the keys below `tokenizer.ggml.` (None drops a key)."""
     keys = tiny.tokenizer_keys() | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     path = folder / "model.gguf"
     path.write_bytes(build({key: value for key, value in keys.items() if value is not None}).data)
     with GGUFFile(path) as file:
-        return Tokenizer.from_gguf(file, nfc=nfc)
+        return Tokenizer.from_gguf(file)
 
 
 @pytest.fixture
@@ -102,9 +102,8 @@ def test_digits_stand_alone_and_contractions_split(demo: Tokenizer):
     assert b"'s" in pieces
 
 
-def test_normalisation_is_an_option(tmp_path: Path):
+def test_characters_stay_decomposed(tmp_path: Path):
     assert tiny_tokenizer(tmp_path).encode("e\u0301") == [ID["e"], ID["Ì"], ID["ģ"]]
-    assert tiny_tokenizer(tmp_path, nfc=True).encode("e\u0301") == [ID["Ã©"]]
 
 
 def test_declared_ids(tokenizer: Tokenizer, tmp_path: Path):

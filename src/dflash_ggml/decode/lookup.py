@@ -21,12 +21,9 @@ N_VOTES: int = lib.N_VOTES
 N_DRAFT: int = lib.N_DRAFT
 N_CELLS: int = lib.N_CELLS
 LEAST: float = lib.lookup_least  # least probability of a path to be followed
-_RATES, _LOOKUP, _VOTES = (
-    ffi.typeof(t) for t in ("struct lookup_rates *", "struct lookup *", "struct vote[]")
-)
+_RATES, _LOOKUP = (ffi.typeof(t) for t in ("struct lookup_rates *", "struct lookup *"))
 
 Cursor = tuple[int, int]
-Vote = tuple[int, int, Cursor]  # token, its cell without a draft, and its cursor
 
 
 class LookupRates:
@@ -162,28 +159,3 @@ class LookupCandidates:
     def lengths(self) -> list[int]:
         """Lengths of the matches, in tokens."""
         return self._arrays[2].tolist()
-
-    def votes(self, cursor: Cursor) -> list[Vote]:
-        """The next tokens, each once."""
-        depth, matches = cursor
-        votes = ffi.new(_VOTES, max(self.native.n_matches, 1))
-        n = lib.lookup_votes(self.native, depth, matches, votes)
-        return [(vote.token, vote.cell, (depth + 1, vote.matches)) for vote in votes[0:n]]
-
-    def gains(self, rates: LookupRates, budget: int) -> list[float]:
-        """Expected tokens of a step with a tree of prompt lookup alone, by its number of nodes from 0 (1 token) up to `budget`,
-        without growing the tree.
-
-        Raises:
-            ValueError: budget < 0.
-        """
-        if budget < 0:
-            raise ValueError(f"budget must not be negative, got {budget}")
-        # upper bound of a tree of prompt lookup
-        budget = min(budget, self.native.n_matches * self.depth)
-        gains = ffi.new("double[]", budget + 1)
-        n = lib.lookup_gains(self.native, rates.native, budget, gains)
-        if n < 0:
-            raise MemoryError("no memory for the gains of prompt lookup")
-        found: list[float] = ffi.unpack(gains, n)
-        return found

@@ -1,4 +1,4 @@
-"""The target's device passes of a step, one method each: fill the inputs, run the graph; `outputs.py` reads the results.
+"""The target's device passes of a step, one method each: fill the inputs, run the graph, read the results.
 
 Passes deal with cache rows and masks; drafts, sampling, stopping and modes are above.
 """
@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..decode.forest import Forest
 from ..decode.reduced import KEPT, WATCHED, Watch
@@ -36,7 +37,6 @@ from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
 from ..state.window import DecodeWindow
 from .batches import besides
 from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
-from .outputs import PassOutputs
 from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
@@ -57,7 +57,7 @@ def tree_width(budget: int, depth: int) -> int:
     return verify_width(max(budget, depth))
 
 
-class TargetPasses(PassOutputs):
+class TargetPasses:
     """Graphs, state and scratch memory of a target on one device.
 
     Args:
@@ -207,7 +207,7 @@ class TargetPasses(PassOutputs):
             decoding: The token belongs to the answer, not to the prompt.
 
         Returns:
-            The graph, whose outputs are read by `PassOutputs`.
+            The graph, whose outputs stay until the next pass runs.
         """
         n, ahead, state_index = len(ids), sequence.rows(len(ids)), sequence.state_index
         window = self._window(sequence.n_tokens + 1) if decoding and n == 1 else None
@@ -533,6 +533,53 @@ class TargetPasses(PassOutputs):
     def _path_room(self, length: int) -> int:
         """Entries of the commit graph for a path: the usual length, or that of the widest tree."""
         return self._usual_path if length <= self._usual_path else self.max_width
+
+    # ---- outputs, valid until the next pass runs
+
+    def choices(self, graph: Graph) -> np.ndarray:
+        """The target's best token after each column of a pass, int32."""
+        return self.device.read(graph.outputs["choice"])
+
+    def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
+        """Which of these choices, of the columns from `first` on, come from NaN logits: for those the CPU picks 0, a GPU -1."""
+        if min(choices.tolist()) > 0:  # checked in every pass, and numpy is slow for so few
+            return []
+        return [i for i in np.flatnonzero(choices <= 0).tolist() if self.is_nan(graph, first + i)]
+
+    def is_nan(self, graph: Graph, column: int = 0) -> bool:
+        """Whether a column's logits are NaN: one NaN among the values that they are made from makes all of them so.
+
+        Raises:
+            DeviceError: They are NaN because one of two ranks did not answer the other.
+        """
+        offset = 4 * self.target.n_vocab * column
+        is_nan = bool(np.isnan(self.device.read(graph.outputs["logits"], 1, offset=offset)[0]))
+        if is_nan and self.state.mailboxes is not None:
+            self.state.mailboxes.check()
+        return is_nan
+
+    def logits_row(self, graph: Graph, column: int = 0) -> np.ndarray:
+        """One column of a pass's logits, float32 [n_vocab], a copy; read it before the next pass runs."""
+        n = self.target.n_vocab
+        return self.device.read(graph.outputs["logits"], n, offset=4 * n * column)
+
+    def hidden_rows(self, graph: Graph) -> np.ndarray:
+        """The hidden states of a linear pass with that output, float32 [tokens, n_embd]."""
+        return self.device.read(graph.outputs["hidden"]).reshape(-1, self.target.n_embd)
+
+    def reduced_rows(self, graph: Graph) -> np.ndarray:
+        """The reduced logits of all columns of a pass run with watches, float32 [columns, values per column], in one read."""
+        output = graph.outputs["reduced"]
+        return self.device.read(output).reshape(output.ne[1], output.ne[0])
+
+    def logits_block(self, graph: Graph, column: int, block: int) -> np.ndarray:
+        """Block `block` of a column's logits (blocks as in `Reduced.masses`), float32, a copy; read before the next pass runs."""
+        n, first = self.target.n_vocab, BLOCK * block
+        return self.device.read(
+            graph.outputs["logits"], min(BLOCK, n - first), offset=4 * (n * column + first)
+        )
+
+    # ---- the end
 
     def close(self) -> None:
         """Free the device memory."""

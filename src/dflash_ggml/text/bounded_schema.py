@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ConfigError
 from .schema_facts import Facts, facts_of
 from .schema_reading import BOUNDS, FORMATS, LOWER, UNIONS, UPPER, SchemaReader, first_number, is_number
-from .schema_size import LIMITS, SchemaLimits, SchemaSize
+from .schema_size import SchemaSize
 
 WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the bound where a schema sets none
 FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler holds bounds in 64 bits
@@ -34,29 +34,26 @@ _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
 
 
-def bounded_schema(
-    schema: Any, root: Mapping[str, Any] | None = None, limits: SchemaLimits = LIMITS
-) -> dict[str, Any] | bool:
+def bounded_schema(schema: Any, root: Mapping[str, Any] | None = None) -> dict[str, Any] | bool:
     """The narrowed schema, with all that it refers to under `$defs`.
 
     Args:
         schema: The schema.
         root: What `#/...` points into, if not `schema`.
-        limits: How large it may be.
 
     Raises:
         ConfigError: A reference leads nowhere, or the schema exceeds the limits.
     """
-    return _Bounder(schema if root is None else root, limits).run(schema)
+    return _Bounder(schema if root is None else root).run(schema)
 
 
 class _Bounder:
     """One transformation. `mode` in its methods: None for a schema that stands alone, else the names shared with the
     other schemas of the same value, which decide about all that it leaves open."""
 
-    def __init__(self, root: Any, limits: SchemaLimits) -> None:
+    def __init__(self, root: Any) -> None:
         self._root = root
-        self._size = SchemaSize(limits)
+        self._size = SchemaSize()
         self._reader = SchemaReader(root)
         self._names: dict[tuple[int, frozenset[str] | None], str] = {}
         self._todo: list[tuple[str, Any, frozenset[str] | None]] = []

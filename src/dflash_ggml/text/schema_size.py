@@ -3,48 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
 from .grammar_limits import check_size, regex_size
 
 MOST_STEPS = 10_000  # of all `multipleOf`: the compiler makes a state of each remainder
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaLimits:
-    """How much a schema may be before it is compiled.
-
-    Attributes:
-        nodes: Schemas, names and enumerated values, with what references repeat.
-        nesting: Of schemas in each other.
-        depth: The same with references followed.
-    """
-
-    nodes: int = 10_000
-    nesting: int = 60
-    depth: int = 200
-
-
-LIMITS = SchemaLimits()
+NODES = 10_000  # schemas, names and enumerated values, with what references repeat
+NESTING = 60  # of schemas in each other
+DEPTH = 200  # the same with references followed
 
 
 class SchemaSize:
     """Counts what one schema holds. Every method raises ConfigError for more than is allowed."""
 
-    def __init__(self, limits: SchemaLimits) -> None:
-        self._limits = limits
-        self._nodes = 0
-        self._steps = 0
+    def __init__(self) -> None:
+        self._nodes = self._steps = 0
 
     def count(self, n: int, depth: int) -> None:
         """`n` more schemas, names or values, `depth` schemas deep."""
         self._nodes += n
-        if self._nodes > self._limits.nodes:
-            raise ConfigError(f"json schema: more than {self._limits.nodes} schemas, names and values in all")
-        if depth > self._limits.nesting:
-            raise ConfigError(f"json schema: nested deeper than {self._limits.nesting} schemas")
+        if self._nodes > NODES:
+            raise ConfigError(f"json schema: more than {NODES} schemas, names and values in all")
+        if depth > NESTING:
+            raise ConfigError(f"json schema: nested deeper than {NESTING} schemas")
 
     def count_values(self, values: list[Any], depth: int) -> None:
         """What lists and objects among values hold."""
@@ -83,8 +65,8 @@ class SchemaSize:
         todo: list[tuple[Any, int]] = [(made, 1)]
         while todo:
             value, depth = todo.pop()
-            if depth > 3 * self._limits.depth:  # such as: an object, its properties, one of them
-                raise ConfigError(f"json schema: references lead more than {self._limits.depth} schemas deep")
+            if depth > 3 * DEPTH:  # such as: an object, its properties, one of them
+                raise ConfigError(f"json schema: references lead more than {DEPTH} schemas deep")
             held = value
             if isinstance(value, Mapping):
                 held = [item for key, item in value.items() if key not in ("$defs", "const", "enum")]

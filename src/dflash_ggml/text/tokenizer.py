@@ -1,7 +1,7 @@
 """Text to token ids and back, rebuilt from a GGUF file's metadata on the `tokenizers` package.
 
 The model is byte-level BPE with one of `PRE_TOKENIZERS`, or SentencePiece's BPE. Like llama.cpp, no Unicode normalisation is
-applied unless asked for (`nfc=True` does what the reference tokenizer of the Qwen models does).
+applied, which the reference tokenizer of the Qwen models does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from ..errors import ConfigError
@@ -122,7 +122,6 @@ class Tokenizer:
         special_ids: dict[str, int] | None = None,
         add_bos: bool = False,
         chat_template: str | None = None,
-        nfc: bool = False,
         sentencepiece: SentencePiece | None = None,
     ) -> None:
         """Build the tokenizer from the parts of a vocabulary.
@@ -135,7 +134,6 @@ class Tokenizer:
             special_ids: Name -> id.
             add_bos: A prompt begins with BOS.
             chat_template: The file's default chat template.
-            nfc: Texts are normalised to NFC.
             sentencepiece: The model of a SentencePiece vocabulary.
 
         Raises:
@@ -150,10 +148,10 @@ class Tokenizer:
         # no token stands for more bytes of a text; 0 where bytes can get lost, and nothing follows from their number
         self._sentencepiece = sentencepiece
         alphabet = (f"<0x{byte:02X}>" if sentencepiece else chr(code) for code, byte in _BYTES.items())
-        lossless = not nfc and all(text in self._ids for text in alphabet)
+        lossless = all(text in self._ids for text in alphabet)
         self._longest = max(len(text.encode()) for text in self.tokens) if lossless else 0
         marked = (text for text, kind in zip(self.tokens, self._types) if kind in (CONTROL, USER_DEFINED))
-        self._whole = nfc or sentencepiece is not None or uncuttable(marked)
+        self._whole = sentencepiece is not None or uncuttable(marked)
         for name, i in self.special_ids.items():
             if not 0 <= i < self.n_vocab:
                 raise ConfigError(f"{name} token id {i} is outside the vocabulary of {self.n_vocab}")
@@ -165,11 +163,11 @@ class Tokenizer:
         self.eog_ids = frozenset(ends)
         model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
-        self._with_special, self._plain = self._engine(model, pre, nfc), self._engine(model, pre, nfc)
+        self._with_special, self._plain = self._engine(model, pre), self._engine(model, pre)
         self._plain.encode_special_tokens = True
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile, *, nfc: bool = False) -> Tokenizer:
+    def from_gguf(cls, file: GGUFFile) -> Tokenizer:
         """Build from the `tokenizer.*` keys.
 
         Raises:
@@ -215,7 +213,6 @@ class Tokenizer:
                 special_ids={name: i for name, i in special.items() if i is not None},
                 add_bos=kind != "gpt2" or pre in _WHOLE_WORDS if add_bos is None else add_bos,
                 chat_template=file.get("tokenizer.chat_template", str),
-                nfc=nfc,
                 sentencepiece=sentencepiece,
             )
         except ConfigError as reason:
@@ -318,17 +315,14 @@ class Tokenizer:
         except Exception as reason:  # noqa: BLE001 - the package raises nothing narrower
             raise ConfigError(f"the merges do not fit the vocabulary ({reason})") from None
 
-    def _engine(self, model: models.BPE, pre: str, nfc: bool) -> Engine:
+    def _engine(self, model: models.BPE, pre: str) -> Engine:
         engine = Engine(model)
-        composed = [normalizers.NFC()] if nfc else []
         if self._sentencepiece is not None:
-            engine.normalizer = normalizers.Sequence([*composed, self._sentencepiece.normalizer()])
+            engine.normalizer = self._sentencepiece.normalizer()
             normal = [text for text, kind in zip(self.tokens, self._types) if kind == NORMAL]
             if (splitter := self._sentencepiece.splitter(normal)) is not None:
                 engine.pre_tokenizer = splitter
         else:
-            if composed:
-                engine.normalizer = composed[0]
             patterns = PRE_TOKENIZERS[_ALIASES.get(pre, pre)]
             engine.pre_tokenizer = pre_tokenizers.Sequence(
                 [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from .params import (
     OUTPUT_GATE,
     OWN_TABLES,
     TAP_NORMS,
-    Causality,
     DraftParams,
     check_params,
     with_window,
@@ -63,21 +61,10 @@ class DraftFile:
         self.to_target = None if params.n_draft_vocab is None else self._target_ids(is_offset)
 
     @classmethod
-    def open(
-        cls,
-        path: str | Path,
-        *,
-        rope_theta: float | None = None,
-        window: int | None = None,
-        full_policy: Causality = "auto",
-        window_policy: Causality = "auto",
-    ) -> DraftFile:
+    def open(cls, path: str | Path, *, window: int | None = None) -> DraftFile:
         """Open a GGUF file, a .safetensors file or a folder with one, and check it.
 
-        The causality policies choose attention inside the block per kind of layer.
-
         Args:
-            rope_theta: Replaces the file's value (some converters wrote a wrong one).
             window: Tokens, replaces the file's window, or, if the file has none, applies to all layers but the last; 0: no
                 windows.
 
@@ -85,11 +72,6 @@ class DraftFile:
             ModelFileError: A key or tensor is missing or wrong; it names it.
             ConfigError: An option is bad.
         """
-        for policy in (full_policy, window_policy):
-            if policy not in get_args(Causality):
-                raise ConfigError(f"draft attention: {policy!r} is none of {', '.join(get_args(Causality))}")
-        if rope_theta is not None and not 0 < rope_theta < float("inf"):
-            raise ConfigError(f"draft rope base: {rope_theta} is not a positive number")
         if window is not None and not 0 <= window <= MAX_WINDOW:
             raise ConfigError(f"draft window: {window} is outside 0..{MAX_WINDOW}")
         path = Path(path)
@@ -98,14 +80,7 @@ class DraftFile:
         dialect = read_dialect(source)
         folder = path if path.is_dir() else path.parent
         mask = _mask_vector(folder, dialect.fields) if is_checkpoint else None
-        params = DraftParams(
-            **dialect.fields,
-            full_policy=full_policy,
-            window_policy=window_policy,
-            has_mask_vector=mask is not None,
-        )
-        if rope_theta is not None:
-            params = replace(params, rope_theta=rope_theta)
+        params = DraftParams(**dialect.fields, has_mask_vector=mask is not None)
         if window is not None:
             params = with_window(params, window)
         check_params(source, params)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 from ...errors import ModelFileError
 from ...files.gguf import GGUFFile
@@ -17,8 +16,6 @@ from ...models.checks import in_range
 from ...models.target import Target
 from ..dflash2.params import Selector
 from ..dspark.params import TO_TARGET, Markov
-
-Causality = Literal["auto", "causal", "bidirectional"]
 
 OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MASK = "mask_embedding"  # the mask token's separate vector
@@ -45,8 +42,6 @@ class DraftParams:
     sliding_window: int | None  # tokens that a row of a window layer sees, itself included
     window_layers: tuple[bool, ...]  # [n_layers]
     declared_causal: bool | None  # the file's causality inside the block, if any
-    full_policy: Causality = "auto"  # overrides it on full-attention layers
-    window_policy: Causality = "auto"  # overrides it on sliding-window layers
     own: tuple[str, ...] = ()  # those of OWN_TABLES that the draft has itself; others are the target's
     n_rot: int | None = None  # rotated leading dimensions of a head, None: all
     yarn: Yarn | None = None
@@ -71,14 +66,12 @@ class DraftParams:
     @property
     def causal_full(self) -> bool:
         """Whether a row of the block sees only earlier rows, in full-attention layers: as declared, by default not."""
-        return self.full_policy == "causal" or (self.full_policy == "auto" and self.declared_causal is True)
+        return self.declared_causal is True
 
     @property
     def causal_window(self) -> bool:
         """The same in sliding-window layers: as declared, by default yes, as in most engines."""
-        return self.window_policy == "causal" or (
-            self.window_policy == "auto" and self.declared_causal is not False
-        )
+        return self.declared_causal is not False
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Normalised name -> shape (ggml order) of every tensor that the graph uses."""
@@ -164,7 +157,7 @@ def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name:
         return []
     bases = f"{draft_name} has rope base {draft.rope_theta:g}, {target_name} has {target.rope_theta:g}"
     return [
-        f"{bases}; some converters wrote a wrong one: if acceptance is low, load the draft with the target's"
+        f"{bases}; some converters wrote a wrong one: if acceptance is low, take a file of another converter"
     ]
 
 
