@@ -18,9 +18,8 @@ from .layers import matmul, swiglu
 
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
-LENT = (
-    128  # columns from which host matrices are copied to the device, instead of sending columns to the host
-)
+# columns from which host matrices are copied to the device, instead of sending columns to the host
+LENT = 128
 
 _LEAST_SUM = 2.0**-14  # least sum of a token's weights, the divisor
 _LARGEST = 3e38

@@ -28,9 +28,8 @@ class Llama(Qwen3):
 
     normed: ClassVar[bool] = False
     biased: ClassVar[bool] = True
-    longest_answer: ClassVar[int] = (
-        4096  # instruction-tuned without reasoning, most for 8,192 tokens in total
-    )
+    # instruction-tuned without reasoning, most for 8,192 tokens in total
+    longest_answer: ClassVar[int] = 4096
 
     factors: bool = False
 

@@ -87,9 +87,8 @@ class Batch:
 class Target(ABC):
     """A target model. Subclasses are frozen dataclasses with at least these fields."""
 
-    longest_answer: ClassVar[int] = (
-        32_768  # answer tokens with reasoning, as recommended by the family's publisher
-    )
+    # answer tokens with reasoning, as recommended by the family's publisher
+    longest_answer: ClassVar[int] = 32_768
 
     n_layers: int
     n_embd: int

@@ -44,9 +44,8 @@ from .plan import PLAIN, Plan
 
 PROBE = 0.01  # share of the time for trials
 LOOK_AGAIN = 200  # steps between measurements of a plain step
-REFRESH = (
-    16  # steps for which a CPU keeps its costs and choice; a GPU leaves time to update them in every step
-)
+# steps for which a CPU keeps its costs and choice; a GPU leaves time to update them in every step
+REFRESH = 16
 MARGIN = 0.02  # margin by which another choice must be better: every width and draft has graphs of its own
 GROW_ALL = 3  # steps between trees grown to the whole budget, for the forecast
 LEAST_TREE = 3  # nodes of a tree that is pruned afterwards
