@@ -1,1 +1,1 @@
-"""The thin layer over ggml: bindings, device, graph, weights."""
+"""Thin layer over ggml: bindings, device, graph, weights."""

@@ -1,4 +1,4 @@
-"""Devices: what this build and machine have, and an open ggml backend."""
+"""Devices: listing of those available, and `Device`, an open ggml backend."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
-NARROW_COLUMNS = 64  # columns up to which matmuls have kernels of our own on CUDA
-# bytes that one read brings to pinned memory: a row of logits, ids, choices, a block of K/V rows
+NARROW_COLUMNS = 64  # columns up to which CUDA matmuls use our kernels
+# largest read through pinned memory, in bytes: a row of logits, ids, choices, a block of K/V rows
 _PINNED = 1 << 24
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
@@ -47,7 +47,7 @@ def _cpus() -> set[int]:
 
 
 def physical_cores() -> int:
-    """Number of CPUs this process may run on, hyper-threads counted once where the system tells."""
+    """Number of CPUs this process may run on, hyper-threads counted once if the system reports them."""
     cores = set()
     for cpu in _cpus():
         try:
@@ -60,7 +60,7 @@ def physical_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """One device that ggml can see: `name` is ggml's ("CPU", "CUDA0"), memory in bytes."""
+    """A device that ggml finds: `name` is ggml's ("CPU", "CUDA0"), memory in bytes."""
 
     name: str
     description: str
@@ -94,13 +94,13 @@ def list_devices() -> list[DeviceInfo]:
 
 
 def built_backends() -> list[str]:
-    """The backends of this build, as users name them ("CPU", "CUDA", "Vulkan"), whether or not they find a device."""
+    """Names of this build's backends ("CPU", "CUDA", "Vulkan"), whether or not they find a device."""
     names = {"HIP": "ROCm", "METAL": "Metal", "VULKAN": "Vulkan"}
     return [names.get(name, name) for name in ffi.string(lib.dflash_backends()).decode().split()]
 
 
 def cpu_features() -> list[str]:
-    """What ggml's CPU kernels were compiled with, in its own names ("AVX2", "LLAMAFILE")."""
+    """Features that ggml's CPU kernels were compiled with, by ggml's names ("AVX2", "LLAMAFILE")."""
     cpu = next(d for d in list_devices() if not d.is_gpu)
     reg = lib.ggml_backend_dev_backend_reg(cpu.handle)
     address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_get_features")
@@ -114,7 +114,7 @@ def cpu_features() -> list[str]:
 
 
 def cuda_capability(name: str) -> tuple[int, int] | None:
-    """Compute capability of the CUDA device that ggml calls `name` ("CUDA0"), asked of the driver; None for others."""
+    """Compute capability of the CUDA device with ggml's name `name` ("CUDA0"), from the driver; None for others."""
     if not name.startswith("CUDA") or not name[4:].isdigit():
         return None
     try:
@@ -132,7 +132,7 @@ def cuda_capability(name: str) -> tuple[int, int] | None:
 
 
 def cuda_driver() -> int | None:
-    """The CUDA version that the installed driver supports, as it numbers them (12040: 12.4); None without a driver."""
+    """The CUDA version supported by the installed driver, in its numbering (12040: 12.4); None without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -142,23 +142,23 @@ def cuda_driver() -> int | None:
 
 
 class Buffers:
-    """Host memory that nothing refers to any more, for the next array of its size: fresh pages take longer than the copy."""
+    """Reuse of unreferenced host buffers by size: touching fresh pages takes longer than the copy."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
 
     def take(self, size: int) -> np.ndarray:
-        """`size` bytes, uint8. They come back once neither this array nor a view of it is referred to."""
+        """`size` bytes, uint8. They are reused once neither this array nor a view of it is referenced."""
         free = self._free.setdefault(size, [])
         memory = free.pop() if free else np.empty(size, np.uint8)
-        # behind a memoryview: the base of its views is then this array, and not `memory`
+        # via a memoryview, so that the base of views is this array, not `memory`
         lent = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(lent, free.append, memory).atexit = False
         return lent
 
 
 class Pinned:
-    """Host memory that a GPU copies to without the driver's help; none for a device without such a `buffer_type`."""
+    """Pinned host memory for copies from a GPU; none for a device without such a `buffer_type`."""
 
     def __init__(self, buffer_type, size: int) -> None:
         self.array, self._buffer = np.empty(0, np.uint8), ffi.NULL
@@ -191,12 +191,12 @@ class Device:
         """Open a device.
 
         Args:
-            info: Which one.
+            info: The device.
             n_threads: CPU threads (None: physical cores).
             reference: Use the CPU's plain kernels, whose results do not depend on the width of a batch. Attention of a single
-                column over 512 rows or more is summed per thread all the same: its last bits follow their number.
-            yielding: Use fewer threads while others want the cores.
-            stock: Compose our operations of ggml's own where there are kernels of them too (slow, for tests).
+                column over 512 rows or more is still summed per thread: its last bits depend on their number.
+                yielding: Use fewer threads while other processes need the cores.
+                stock: Compose our operations of ggml's own even if there are kernels (slow, for tests).
 
         Raises:
             DeviceError: The backend cannot be opened.
@@ -209,12 +209,12 @@ class Device:
         if not 1 <= self.n_threads <= lib.GGML_MAX_N_THREADS:
             raise ConfigError(f"n_threads: {n_threads} is outside 1..{lib.GGML_MAX_N_THREADS}")
         self.reference, self.stock = reference, stock
-        self.composed: set[str] = set()  # what had to be composed so far, for people (see `stock`)
+        self.composed: set[str] = set()  # operations composed so far, for messages (see `stock`)
         self._pool: Pool | None = None
         self._count = ThreadCount(self.n_threads) if yielding and self.n_threads > 1 else None
-        self._computed = self._waited = 0.0  # seconds, since the last judgement and before it
-        self._since = self._ended = 0.0  # when that began, and when the last graph had run
-        self._caller = 0  # the thread that it is about
+        self._computed = self._waited = 0.0  # seconds, since the last decision and before it
+        self._since = self._ended = 0.0  # start of that period, and end of the last graph
+        self._caller = 0  # the computing thread
         self._before_waiting: Callable[[], None] | None = None
         self.backend = lib.ggml_backend_dev_init(info.handle, ffi.NULL)
         if self.backend == ffi.NULL:
@@ -226,16 +226,16 @@ class Device:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
         self.buffers = Buffers()
         self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
-        # all that share its graphs, this one included, and which of them it is; see `join`
+        # all devices that share its graphs, this one included, and its own number; see `join`
         self.sides: list[Device] = [self]
         self.index, self.main = 0, self
-        self.host: Device | None = None  # the side that is a CPU with weights of its own
+        self.host: Device | None = None  # the side that is a CPU with weights in host memory
         self.has_layers = True
-        # sides, from the first, that compute parts of every layer at the same time; see `rank_with`
+        # number of first sides that compute parts of every layer at the same time; see `rank_with`
         self.n_ranks = 1
         self._thread: ThreadPoolExecutor | None = None
-        self.homes: dict[int, int] = {}  # buffers of what outlives a graph -> side
-        # pages of the host, address and bytes, that it reads by itself
+        self.homes: dict[int, int] = {}  # buffers of persistent tensors -> side
+        # locked host pages (address, bytes) that it reads directly
         self.locked: list[tuple[int, int]] = []
         self._mark = self._free = ffi.NULL
 
@@ -268,24 +268,24 @@ class Device:
 
     @property
     def buffer_type(self) -> Any:
-        """Where ordinary tensors of this device live."""
+        """Buffer type of this device's ordinary tensors."""
         return lib.ggml_backend_dev_buffer_type(self.info.handle)
 
     @property
     def scratch_type(self) -> Any:
-        """Where what graphs share lies. Ranks compute at the same time, so that CPUs' memory must not count as one."""
+        """Buffer type of the graphs' scratch memory. Ranks compute at the same time, so CPU ranks must not share one."""
         if self.is_gpu or self.main.n_ranks == 1:
             return self.buffer_type
         return lib.dflash_cpu_buffer_type(self.index)
 
     @property
     def has_pinned_memory(self) -> bool:
-        """Whether there is memory of the host that it reads by itself, and other that it does not."""
+        """Whether it distinguishes pinned host memory, which it reads directly, from other host memory."""
         return lib.ggml_backend_dev_host_buffer_type(self.info.handle) != ffi.NULL
 
     @property
     def host_buffer_type(self) -> Any:
-        """Where the host keeps what this device copies: memory that a GPU reads by itself, if it has such."""
+        """Buffer type of host memory that this device copies from: pinned, if it has such."""
         pinned = lib.ggml_backend_dev_host_buffer_type(self.info.handle)
         if pinned != ffi.NULL:
             return pinned
@@ -293,12 +293,12 @@ class Device:
         return self.buffer_type if host is None else host.buffer_type
 
     def join(self, other: Device, is_host: bool = False, has_layers: bool = True) -> Device:
-        """Let another device share the graphs of this one, which are cut where tensors cross between them, and be closed with it.
+        """Add another device as a side: graphs are split between the two, and both are closed together.
 
         Args:
             other: The device.
-            is_host: It is the CPU that computes with weights which stay in its memory, and comes last.
-            has_layers: Layers may lie there.
+            is_host: It is the CPU that computes with weights in host memory, and the last side.
+            has_layers: Whether it may have layers.
 
         Returns:
             `other`.
@@ -313,7 +313,7 @@ class Device:
         return other
 
     def rank_with(self, other: Device) -> None:
-        """Let this device and one that joined it compute halves of every layer at the same time.
+        """Make this device and a joined one ranks, which compute halves of every layer at the same time.
 
         Raises:
             DeviceError: They cannot write into each other's memory.
@@ -329,38 +329,38 @@ class Device:
         self.n_ranks = 2
 
     def begin(self, work: Callable[[], object]) -> Future:
-        """Have `work` done by a thread of this side's own."""
+        """Run `work` in this side's own thread."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, f"dflash-{self.label}")
         return self._thread.submit(work)
 
     @property
     def label(self) -> str:
-        """Its name, made different from those of other sides."""
+        """Its name, unique among the sides."""
         alike = [side for side in self.sides[: self.index] if side.info.name == self.info.name]
         return f"{self.info.name}#{len(alike)}" if alike else self.info.name
 
     def side(self, t: Tensor) -> int | None:
-        """The number of the side in whose memory a tensor lies; None where it has no memory yet."""
+        """The number of the side whose memory holds a tensor; None if it has no memory yet."""
         buffer = (t if t.view_src == ffi.NULL else t.view_src).buffer
         return None if buffer == ffi.NULL else self.homes.get(key(buffer), 0)
 
     def owner(self, t: Tensor) -> Device:
-        """The side in whose memory a tensor lies."""
+        """The side whose memory holds a tensor."""
         return self.sides[self.side(t) or 0]
 
     def holds(self, buffer: Any) -> None:
-        """Memory of this side's that outlives graphs."""
+        """Register a buffer of persistent tensors of this side."""
         self.homes[key(buffer)] = self.index
 
     @property
     def alignment(self) -> int:
-        """Bytes at whose multiples tensors begin in this device's memory."""
+        """Alignment in bytes of tensors in this device's memory."""
         return lib.ggml_backend_buft_get_alignment(self.buffer_type)
 
     @cached_property
     def has_own_kernels(self) -> bool:
-        """Whether its backend has kernels of our operations, as the CPU's and CUDA's have; others compose them."""
+        """Whether its backend has kernels for our operations (CPU and CUDA); others compose them."""
         if self.stock:
             return False
         ctx = lib.ggml_init({"mem_size": 4096, "mem_buffer": ffi.NULL, "no_alloc": True})
@@ -371,8 +371,8 @@ class Device:
 
     @property
     def view_alignment(self) -> int:
-        """Bytes at whose multiples a view has to begin for every kernel to find it; 1 where kernels take addresses. ggml-vulkan
-        binds memory at such offsets, and its ROPE does not add what is left over of its positions'."""
+        """Alignment in bytes that a view needs for every kernel; 1 if kernels take addresses. ggml-vulkan binds memory at such
+        offsets, and its ROPE ignores the remainder for positions."""
         return 1 if self.info.name.startswith(("CPU", "CUDA", "ROCm")) else max(self.alignment, 64)
 
     def matmul_buffer_types(self) -> list[Any]:
@@ -390,7 +390,7 @@ class Device:
         return found
 
     def before_waiting(self, work: Callable[[], None]) -> None:
-        """Have `work` done when graphs are next waited for. The last that was asked for counts."""
+        """Schedule `work` for the next wait for graphs, replacing a previously scheduled one."""
         self._before_waiting = work
 
     def _waits(self) -> None:
@@ -399,13 +399,13 @@ class Device:
             work()
 
     def read(self, t: Tensor, count: int | None = None, offset: int = 0) -> np.ndarray:
-        """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, once all graphs before have run."""
+        """Copy `count` elements (all by default) of tensor `t` from byte `offset` on, after all earlier graphs."""
         dtype = NUMPY_TYPES[t.type]
         out = np.empty(lib.ggml_nelements(t) if count is None else count, dtype)
         return self.read_bytes(t, out.view(np.uint8), offset).view(dtype)
 
     def read_bytes(self, t: Tensor, out: np.ndarray, offset: int = 0) -> np.ndarray:
-        """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, once all graphs before have run."""
+        """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, after all earlier graphs."""
         self.main._waits()
         if out.nbytes:
             with self.lock:
@@ -421,7 +421,7 @@ class Device:
         return out
 
     def read_pieces(self, pieces: Sequence[tuple[Tensor, int, int]], out: np.ndarray) -> None:
-        """Fill `out`, uint8, with pieces of tensors one behind the other, once all graphs before have run; waits once for all.
+        """Fill `out`, uint8, with concatenated pieces of tensors, after all earlier graphs; waits once for all.
 
         Args:
             pieces: Tensor, first byte and bytes of each.
@@ -443,7 +443,7 @@ class Device:
                 out[:] = landing
 
     def write(self, t: Tensor, array: np.ndarray, offset: int = 0) -> None:
-        """Copy a contiguous array into tensor `t` from byte `offset` on, after all graphs before have run."""
+        """Copy a contiguous array into tensor `t` from byte `offset` on, after all earlier graphs."""
         if array.nbytes:
             with self.lock:
                 backend = self.owner(t).backend
@@ -453,13 +453,12 @@ class Device:
     def use_narrow_matmuls(
         self, on: bool, type_: int = lib.GGML_TYPE_COUNT, min_width: int = 1, max_width: int = NARROW_COLUMNS
     ) -> None:
-        """Choose between our kernels for narrow matmuls (the default) and ggml's own; CUDA only, elsewhere nothing changes.
-
-        CUDA graphs are captured anew: not for the middle of a sequence.
+        """Choose between our kernels for narrow matmuls (the default) and ggml's own; no effect on devices other than CUDA.
+        CUDA graphs are captured again, so do not call it during generation.
 
         Args:
             on: Use ours.
-            type_: The ggml type of weights that this is about (GGML_TYPE_COUNT: all).
+            type_: ggml type of the weights (GGML_TYPE_COUNT: all).
 
         Raises:
             ValueError: Widths are outside 1..64.
@@ -472,7 +471,7 @@ class Device:
                     lib.ggml_backend_cuda_set_narrow_mul_mat(side.backend, type_, min_width, max_width, on)
 
     def use_wide_matmuls(self, on: bool, type_: int = lib.GGML_TYPE_COUNT) -> None:
-        """CUDA: our kernels for matmuls of more than 64 columns (the default), or ggml's own; see `use_narrow_matmuls`."""
+        """Choose our kernels for matmuls of more than 64 columns (the default), or ggml's own; see `use_narrow_matmuls`."""
         for side in self.sides:
             if side.info.name.startswith("CUDA"):
                 with self.lock:
@@ -489,13 +488,13 @@ class Device:
             raise DeviceError(f"{self.info.name}: graph ended with status {status}")
 
     def compute(self, cgraph: Any) -> int:
-        """Launch a placed graph; a GPU may still be at it on return.
+        """Launch a placed graph; a GPU may still be running it on return.
 
         Returns:
             ggml's status.
 
         Raises:
-            DeviceError: This process was forked from the one that opened the GPU, which it cannot use.
+            DeviceError: This process was forked after the GPU was opened, and so cannot use it.
         """
         if self._pool is not None:
             self._pool.in_this_process()
@@ -514,16 +513,16 @@ class Device:
         self._computed += self._ended - began
         if self._computed >= WINDOW:
             so_far, before = self._pool.waited(), self._pool.n_threads
-            # a GPU's part in between is no computing, but threads poll, and wait for cores, meanwhile too
+            # a GPU's parts in between count too, since CPU threads poll meanwhile
             self._pool.resize(self._count.judge(self._ended - self._since, so_far - self._waited))
             same = self._pool.n_threads == before
             self._computed, self._since = 0.0, time.perf_counter()
-            self._waited = so_far if same else self._pool.waited()  # of the threads that there are now
+            self._waited = so_far if same else self._pool.waited()  # of the current threads
         return status
 
     @property
     def threads_now(self) -> int:
-        """CPU threads of the next graph: fewer than `n_threads` while others want the cores."""
+        """CPU threads of the next graph: fewer than `n_threads` while other processes need the cores."""
         if self.host is not None:
             return self.host.threads_now
         return self._pool.n_threads if self._pool else self.n_threads
@@ -534,36 +533,36 @@ class Device:
             side.finish()
 
     def finish(self) -> None:
-        """Wait for all that this side alone was asked for."""
+        """Wait for this side alone."""
         self._waits()
         lib.ggml_backend_synchronize(self.backend)
 
     def settle(self) -> None:
-        """Wait for graphs that may still use memory which is about to go. CUDA's free waits by itself, others' do not."""
+        """Wait for graphs that may still use memory about to be freed. CUDA's free waits by itself, others do not."""
         for side in self.sides:
             if side.is_gpu and side.view_alignment > 1 and side.backend != ffi.NULL:
                 lib.ggml_backend_synchronize(side.backend)
 
     def can_mark(self) -> bool:
-        """Whether `mark` can be waited for without all that comes behind it: on a GPU, whose memory only this device writes."""
+        """Whether marks can be waited for without later work: on a GPU whose memory only this device writes."""
         if self._mark == ffi.NULL and self.is_gpu:
             self._mark = lib.ggml_backend_event_new(self.info.handle)
         return self._mark != ffi.NULL
 
     def mark(self) -> None:
-        """Have a mark stand behind all that was asked for so far."""
+        """Record a mark after all work so far."""
         lib.ggml_backend_event_record(self._mark, self.backend)
 
     def wait_for_mark(self) -> None:
-        """Wait for all that was asked for before the last mark."""
+        """Wait for all work before the last mark."""
         lib.ggml_backend_event_synchronize(self._mark)
 
     def copy(self, source: Tensor, other: Device, twin: Tensor) -> None:
-        """Copy `source`, of this side's, to `twin` of another's, in the order of both's work.
+        """Copy `source` on this side to `twin` on another, ordered with the work of both.
 
-        Two GPUs of one CUDA or HIP backend see to the order themselves; all others are waited for."""
+        Two GPUs of one CUDA or HIP backend order the copy themselves; for all others this waits."""
         if self.is_gpu and self._kind in ("CUDA", "ROCm") and self._kind == other._kind:
-            # ggml lets `other` wait for the copy; the copy has to wait for what still reads the memory of `twin`
+            # ggml makes `other` wait for the copy; the copy must also wait for readers of the memory of `twin`
             if other._free == ffi.NULL:
                 other._free = lib.ggml_backend_event_new(other.info.handle)
             lib.ggml_backend_event_record(other._free, other.backend)
@@ -579,7 +578,7 @@ class Device:
         return self.info.name.rstrip("0123456789")
 
     def close(self) -> None:
-        """Free the backend, and those of its other sides. Every store, graph and workspace on it must be closed before."""
+        """Free the backend and those of its other sides. Close every store, graph and workspace on it first."""
         others, self.sides, self.host = self.sides[1:] if self.main is self else [], [self], None
         for other in others:
             other.close()

@@ -1,4 +1,4 @@
-"""A thin layer over ggml graphs: inputs that numpy fills, memory, one call to run; operations.py has what is in them."""
+"""Thin layer over ggml graphs: inputs filled by numpy, memory, one call to run. Operations are in operations.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .operations import Operations
 from .split import Division, Split
 from .store import Store, Workspace, is_host
 
-_TOGETHER = 1 << 16  # bytes up to which an input travels with the others; prompt masks are larger
+_TOGETHER = 1 << 16  # bytes up to which inputs are uploaded in one copy; prompt masks are larger
 
 
 class Input:
-    """An input tensor and the numpy array that fills it (reverse dimension order), there once the graph is placed."""
+    """An input tensor and its numpy array (reverse dimension order), which exists once the graph is placed."""
 
     def __init__(self, tensor) -> None:
         self.tensor = tensor
@@ -33,7 +33,7 @@ class Input:
         return lib.ggml_nbytes(self.tensor)
 
     def use(self, memory: np.ndarray) -> None:
-        """Let these bytes be the array."""
+        """Use these bytes as the array."""
         dims = [int(n) for n in self.tensor.ne]
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()
@@ -48,10 +48,10 @@ class Graph(Operations):
 
     def __init__(self, device: Device, max_nodes: int = 8192) -> None:
         self.device = device = device.main
-        # each operation of ours becomes up to 40, each layer's of a commit by itself
+        # a composed operation has up to 40 nodes, for each layer of a commit
         if not device.has_own_kernels:
             max_nodes = 4 * max_nodes + 4096
-        graphs = min(len(device.sides), 2)  # that it was built as, and that it is divided into
+        graphs = min(len(device.sides), 2)  # as built, and as divided among sides
         size = 2 * max_nodes * lib.ggml_tensor_overhead() + graphs * lib.ggml_graph_overhead_custom(
             max_nodes, False
         )
@@ -61,24 +61,24 @@ class Graph(Operations):
         self.cgraph = lib.ggml_new_graph_custom(self.ctx, max_nodes, False)
         self.inputs: dict[str, Input] = {}
         self.outputs: dict[str, Tensor] = {}
-        # what sets inputs that others added to a pass, called with its sequence
+        # functions that set inputs added by others (the draft), called with the sequence
         self.fillers: list[Callable[[Any], None]] = []
         self.runs = 0
-        self._derived: dict[tuple, list] = {}  # tensors by what they are derived from, see `derive`
-        self._placings: list[Callable[[], None]] = []  # make these once there is memory:
+        self._derived: dict[tuple, list] = {}  # derived tensors by kind and sources, see `derive`
+        self._placings: list[Callable[[], None]] = []  # functions to call once there is memory:
         self._derivations: list[Callable[[], object]] = []
-        self._crossings: dict[int, int] = {}  # nodes that lead to another side, see `to_host`
+        self._crossings: dict[int, int] = {}  # crossing nodes, see `to_host`
         self._split: Split | None = None
         self._own_stores: list[Store] = []
-        self._replicas: dict[int, dict[int, Tensor]] = {}  # by side: inputs that it has too
-        self._uploads: list[tuple] = []  # backend, tensor, its bytes on the host, how many
+        self._replicas: dict[int, dict[int, Tensor]] = {}  # replicated inputs by side
+        self._uploads: list[tuple] = []  # backend, tensor, its bytes on the host, size
         self._workspace: Workspace | None = None
         self._generation = -1
 
     # ---- life of a graph
 
     def input(self, name: str, type_: int, *ne: int) -> Tensor:
-        """A tensor that `inputs[name].array` fills before each run; the one of this name where ranks ask for it again."""
+        """An input tensor, filled from `inputs[name].array` before each run; ranks share one by name."""
         if (known := self.inputs.get(name)) is not None:
             assert known.tensor.type == type_ and tuple(known.tensor.ne) == (*ne, 1, 1, 1)[:4], name
             return known.tensor
@@ -98,7 +98,7 @@ class Graph(Operations):
         """Inputs that the host computes from others before each run.
 
         Args:
-            kind: What they are; the same sources have them once.
+            kind: Their kind; derived once per kind and sources.
             shapes: Type and shape of each.
             fill: Called with their arrays, zeros at first, and one for each source, all in reverse dimension order.
             sources: Inputs, views of such, or None.
@@ -118,7 +118,7 @@ class Graph(Operations):
         return self._derived[at]
 
     def aligned(self, t: Tensor) -> Tensor:
-        """`t`, a view of an input, or a copy that the host makes of it where the device's kernels would miss its offset."""
+        """`t`, a view of an input, or a copy made by the host if the device's kernels do not support the view's offset."""
         if t.view_src == ffi.NULL or t.view_offs % self.device.view_alignment == 0:
             return t
         return self.derive("copy", [(t.type, tuple(t.ne))], _copy, t)[0]
@@ -131,7 +131,7 @@ class Graph(Operations):
         raise ValueError(f"'{ffi.string(t.name).decode()}' is no input: nothing can be derived from it")
 
     def output(self, t: Tensor, name: str = "") -> Tensor:
-        """Keep the memory of `t` until the graph has run, and make it part of the graph; `outputs[name]` is where it is read."""
+        """Add `t` to the graph as an output: its memory is kept until the graph has run; read it from `outputs[name]`."""
         lib.ggml_set_output(t)
         if name:
             lib.ggml_set_name(t, name.encode())
@@ -139,7 +139,7 @@ class Graph(Operations):
         return self.expand(t)
 
     def expand(self, t: Tensor) -> Tensor:
-        """Make `t` and all it needs part of the graph, in this order."""
+        """Add `t` and all it depends on to the graph, in this order."""
         lib.ggml_build_forward_expand(self.cgraph, t)
         return t
 
@@ -164,7 +164,7 @@ class Graph(Operations):
         small = [i for i in self.inputs.values() if self._is_small(i)]
         self._gather(small)
         self._generation = workspace.place(self.cgraph, self._split.sides if self._split else None)
-        # a CUDA graph of this identity replays without comparing every node
+        # with an identity a CUDA graph is replayed without comparing every node
         lib.dflash_graph_set_uid(self.cgraph)
         if self._split:
             self._split.cut()
@@ -177,11 +177,11 @@ class Graph(Operations):
         return self
 
     def _is_small(self, i: Input) -> bool:
-        """Whether an input travels with the others. Ranks have all: what crossed to one would come behind what waits for it."""
+        """Whether an input is uploaded together with others. For ranks all are: a crossing would wait for the other rank."""
         return i.nbytes <= _TOGETHER or self.device.n_ranks > 1
 
     def _divide(self) -> None:
-        """Share the graph out among the device's sides."""
+        """Divide the graph among the device's sides."""
         large = {key(i.tensor) for i in self.inputs.values() if not self._is_small(i)}
 
         def replica(t, side: int):
@@ -198,7 +198,7 @@ class Graph(Operations):
             self._split = Split(self.device, found.cgraph, found.sides, found.crossings)
 
     def _gather(self, inputs: list[Input]) -> None:
-        """Put inputs side by side in memory of their own, so that one copy brings them all to a device."""
+        """Allocate inputs contiguously, so that one copy uploads them all."""
         unit = self.device.alignment
         ends = np.cumsum([-(-i.nbytes // unit) * unit for i in inputs]).tolist()
         if not ends:
@@ -216,7 +216,7 @@ class Graph(Operations):
                     self._put(twin, there, at)
 
     def _inputs_on(self, side: Device, size: int):
-        """A tensor of a side's that holds inputs."""
+        """A tensor on a side for gathered inputs."""
         store = Store(side, 1)
         self._own_stores.append(store)
         whole = store.tensor(I32, -(-size // 4), name="inputs")
@@ -229,8 +229,8 @@ class Graph(Operations):
             raise DeviceError(f"{self.device.info.name}: an input could not be placed")
 
     def _host_memory(self, t) -> np.ndarray:
-        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads. One that no operation
-        reads has no place on the device and is not brought there: a mask in a model without attention, for one."""
+        """The bytes of an input tensor: its own memory on the CPU, else an array that `run` uploads. An input that no operation
+        reads (a mask in a model without attention) is neither allocated on the device nor uploaded."""
         if t.buffer == ffi.NULL and t.view_src == ffi.NULL:
             return np.zeros(lib.ggml_nbytes(t), np.uint8)
         if is_host(t):
@@ -240,7 +240,7 @@ class Graph(Operations):
         return memory
 
     def _upload(self, t, memory: np.ndarray, side: Device) -> None:
-        """Have each run bring bytes to a tensor of this side's."""
+        """Upload bytes to a tensor of this side before each run."""
         self._uploads.append((side.backend, t, ffi.from_buffer(memory), memory.nbytes))
 
     @property
@@ -250,12 +250,12 @@ class Graph(Operations):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the last run took what a run takes."""
+        """Whether the last run's time is representative."""
         return self.runs > self._cold_runs
 
     @property
     def is_cold(self) -> bool:
-        """Whether the next run takes longer: the first touches memory, and a GPU captures one of the next two."""
+        """Whether the next run takes longer than usual: the first touches memory, and a GPU captures one of the next two."""
         return self.runs < self._cold_runs
 
     @property
@@ -264,11 +264,11 @@ class Graph(Operations):
 
     @property
     def n_nodes(self) -> int:
-        """Nodes of the graph, before it is divided among sides."""
+        """Number of nodes before division among sides."""
         return lib.ggml_graph_n_nodes(self.cgraph)
 
     def run(self) -> None:
-        """Upload the inputs and compute; a GPU may still be at it on return, and reading a result waits for it.
+        """Upload the inputs and compute; a GPU may still be running on return, and reading a result waits for it.
 
         Raises:
             DeviceError: The backend fails.
@@ -285,7 +285,7 @@ class Graph(Operations):
         self.runs += 1
 
     def close(self) -> None:
-        """Free the graph and what it holds; persistent tensors stay."""
+        """Free the graph; persistent tensors stay."""
         self.fillers.clear()
         self._placings.clear()
         self._derivations.clear()
@@ -300,22 +300,21 @@ class Graph(Operations):
     # ---- the CPU beside a GPU
 
     def is_kept(self, t: Tensor) -> bool:
-        """Whether `t` is a weight that the device's host keeps; what computes with it takes `to_host` and `to_device`."""
+        """Whether `t` is a weight in host memory; operations with it need `to_host` and `to_device`."""
         host = self.device.host
         return host is not None and self.device.side(t) == host.index
 
     def to_host(self, *results: Tensor) -> list[Tensor]:
-        """Copies of results of the device, from which the host computes; what is computed from them is the host's too."""
+        """Copies of device results on the host; operations on them run on the host."""
         assert self.device.host is not None
         host = self.device.host.index
-        # all are packed before the first leaves, so that the device is asked once
+        # pack all first, so that the device is synchronised once
         packed = [self.expand(t if lib.ggml_is_contiguous(t) else self.cont(t)) for t in results]
         return [self._cross(t, host) for t in packed]
 
     def to_device(self, t: Tensor, beside: Tensor | None = None) -> Tensor:
-        """A copy of `t`, a result of the host or a weight that it keeps, on the device, or on the side of it where the weight
-        `beside` lies."""
-        # where kernels read beyond a matrix, scratch memory has room for that, and CUDA's matmuls clear it before they do
+        """A copy of `t` (a host result or a weight in host memory) on the device, or on the side of the weight `beside`."""
+        # kernels may read beyond a matrix: scratch memory is padded, and CUDA's matmuls clear the padding
         side = 0 if beside is None else self.device.side(beside) or 0
         return self._cross(t if lib.ggml_is_contiguous(t) else self.cont(t), side)
 
@@ -326,8 +325,7 @@ class Graph(Operations):
 
 
 def _pages(size: int) -> mmap.mmap:
-    """Memory of its own for a graph, which ggml touches little of. From the heap, graphs that come and go leave pages behind.
-
+    """Memory mapping for a graph, of which ggml touches little; on the heap, short-lived graphs would fragment it.
     Raises DeviceError.
     """
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
@@ -340,7 +338,7 @@ def _pages(size: int) -> mmap.mmap:
 
 
 def packed(graph: Graph, name: str, *lengths: int) -> list[Tensor]:
-    """One int32 input cut into contiguous views, so that a step fills its small arrays as one."""
+    """One int32 input divided into contiguous views, so that a step fills its small arrays as one."""
     whole = graph.input(name, I32, sum(lengths))
     views, at = [], 0
     for n in lengths:
@@ -354,7 +352,7 @@ def _root(t):
 
 
 def _values(source: Input, t) -> np.ndarray:
-    """What the host has put into an input, or into its contiguous view `t`."""
+    """The host's values of an input, or of its contiguous view `t`."""
     dims = [int(n) for n in t.ne]
     while len(dims) > 1 and dims[-1] == 1:
         dims.pop()

@@ -1,4 +1,4 @@
-"""Graphs that are kept: built at the first use of a shape, replayed afterwards."""
+"""Cache of graphs: built at the first use of a shape, replayed afterwards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .store import Workspace
 
 
 class GraphCache:
-    """At most `limit` graphs by key, placed in one workspace; the least recently used goes first."""
+    """LRU cache of at most `limit` graphs by key, placed in one workspace."""
 
     def __init__(self, workspace: Workspace, limit: int = 48) -> None:
         self.workspace, self.limit = workspace, limit
         self.builds = 0
-        self.cold = 0  # times that a graph was asked for whose run takes longer than later ones
+        self.cold = 0  # runs of new graphs, which take longer than later ones
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
-        self._past_runs = 0  # of graphs that are gone
+        self._past_runs = 0  # runs of evicted graphs
 
     def get(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
-        """The graph of `key`, built and placed if there is none or its memory has moved."""
+        """The graph of `key`, built and placed if it is missing or its memory has moved."""
         graph = self._graphs.get(key)
         if graph is not None and graph.valid:
             self._graphs.move_to_end(key)
@@ -48,11 +48,11 @@ class GraphCache:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How many graphs of each kind, the first word of a key, are kept; on a GPU as many are captured."""
+        """Number of cached graphs by kind, the first word of a key; on a GPU as many are captured."""
         return dict(Counter(str(key[0] if isinstance(key, tuple) else key) for key in self._graphs))
 
     def clear(self) -> None:
-        """Drop all: what they point to is about to move."""
+        """Drop all graphs, before memory they point to moves."""
         for key in list(self._graphs):
             self._drop(key)
 

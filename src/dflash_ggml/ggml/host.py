@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_GROUP = Path("/sys/fs/cgroup")  # in a container, what it may take
+_GROUP = Path("/sys/fs/cgroup")  # memory limit of a container
 
 
 def free_memory() -> int:
-    """Bytes that programs can still take, as the system estimates it, and as far as this process's group may."""
+    """Available bytes, as estimated by the system, within the limit of this process's control group."""
     return min(_available(), _left_to_group())
 
 
@@ -20,14 +20,14 @@ def _available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    # macOS tells what it has, and counts little as free: half of it is what others leave
+    # macOS reports total memory, and little of it as free: assume half is available
     free = "SC_AVPHYS_PAGES" in os.sysconf_names
     pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _left_to_group() -> int:
-    """What a control group's limit leaves; files that it has read count as free, for they give way."""
+    """Bytes left by a control group's limit; its file cache counts as free, since it can be evicted."""
     try:
         limit, taken, stat = ((_GROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
         cached = sum(int(line.split()[1]) for line in stat.splitlines() if line.split()[0] == "file")

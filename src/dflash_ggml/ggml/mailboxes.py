@@ -1,4 +1,4 @@
-"""Mailboxes of ranks: where two devices that compute halves of every layer send each other what they add (`ggml_all_reduce`)."""
+"""Mailboxes of ranks: memory through which two devices exchange partial sums of layers (`ggml_all_reduce`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .bindings import lib
 from .device import I64, Device, key
 from .store import Store
 
-CELLS = 1 << 20  # values that are sent at once, 8 bytes each: a prompt's batch takes several rounds
+CELLS = 1 << 20  # values per transfer, 8 bytes each: a prefill batch takes several transfers
 
 
 def mailbox_words() -> int:
-    """Words of 8 bytes of a mailbox: its header, and cells for alternate rounds."""
+    """Size of a mailbox in 8-byte words: a header, and cells for alternate transfers."""
     return lib.GGML_ALL_REDUCE_HEADER + 2 * CELLS
 
 
 class Mailboxes:
-    """One on each of two devices, each with the other's address.
+    """A mailbox on each of two devices, each with the other's address.
 
     Raises:
-        DeviceError: There is no room.
+        DeviceError: There is too little memory.
     """
 
     def __init__(self, ranks: Sequence[Device]) -> None:
@@ -36,10 +36,10 @@ class Mailboxes:
             device.write(own, np.array([key(other.data)], np.int64))
 
     def check(self) -> None:
-        """See whether every device got its answers.
+        """Check for timeouts.
 
         Raises:
-            DeviceError: One has waited for the other in vain; its results are NaN from then on.
+            DeviceError: One device has waited for the other in vain; its results are NaN from then on.
         """
         for (device, own), other in zip(self._each, reversed(self._each)):
             if device.read_bytes(own, np.empty(8, np.uint8), 8).any():

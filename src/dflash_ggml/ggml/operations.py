@@ -1,7 +1,7 @@
 """The operations of a graph as methods, with their shapes.
 
-Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so the checks stand here. Our own
-operations become compositions of ggml's where the device has no kernels of them (`stock`).
+Shapes are in ggml's order, dimension 0 contiguous. ggml aborts the process on a bad shape, so shapes are checked here. Our own
+operations are composed of ggml's on devices without kernels for them (`stock`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MOST_SPANS = 32  # sequences whose ranges of rows attention accepts
 
 
 class Yarn(NamedTuple):
-    """Rotary positions stretched `factor` times beyond the `n_ctx` positions of the first training (arXiv 2309.00071).
+    """YaRN: rotary positions extended by `factor` beyond the original training's `n_ctx` (arXiv 2309.00071).
 
     Attributes:
-        attention: factor on both rotated sides.
-        fast, slow: Turns within n_ctx above and below which a pair is kept or stretched.
+        attention: Factor on rotated queries and keys.
+        fast, slow: Rotations within n_ctx above which a pair is kept, and below which it is interpolated.
     """
 
     factor: float
@@ -38,10 +38,12 @@ class Operations:
 
     ctx: Any
     device: Device
-    aligned: Callable[..., Any]  # of Graph: a view of an input, where the device's kernels find it
+    aligned: Callable[
+        ..., Any
+    ]  # Graph.aligned: a view of an input at an offset that the device's kernels support
 
     def _own(self, node, composition: Callable[..., Any], *sources):
-        """`node`, an operation of our own, or where the device cannot compute it its composition of the same sources."""
+        """`node`, an operation of our own, or its composition if the device does not support it."""
         return composition(self, *sources) if stock.is_composed(self.device, node) else node
 
     # ---- views and layout
@@ -71,7 +73,7 @@ class Operations:
         return self.view(t, (head_dim, rows, t.ne[0] // head_dim), strides)
 
     def rows_as(self, t: Tensor, type_: int, row: int) -> Tensor:
-        """The bytes of the rows of `t` [.., rows] as `row` elements of another type each: a view [row, rows]."""
+        """View [row, rows] of the rows of `t` [.., rows], reinterpreted as `row` elements of another type."""
         if lib.ggml_row_size(type_, row) > t.nb[1]:
             raise ValueError(f"rows of {t.nb[1]} bytes have no room for {row} such elements")
         apart = t.nb[1], t.nb[1] * t.ne[1], t.nb[1] * t.ne[1]
@@ -80,7 +82,7 @@ class Operations:
         return rows
 
     def land(self, t: Tensor, home: Tensor, index: int) -> Tensor:
-        """Let the result `t` [d, n] be computed right into slice `index` of home [d, max columns, slices]: no copy."""
+        """Compute the result `t` [d, n] directly into slice `index` of home [d, max columns, slices], without a copy."""
         address = ffi.cast("char *", home.data) + index * home.nb[2]
         if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
             raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(home.ne)}")
@@ -131,7 +133,7 @@ class Operations:
         """w [k, m] times x [k, n] -> [m, n], float32.
 
         Args:
-            exact: A GPU sums in float32 too where `w` is float16.
+            exact: Sum in float32 on a GPU too if `w` is float16.
         """
         if w.ne[0] != x.ne[0]:
             raise ValueError(
@@ -176,7 +178,7 @@ class Operations:
         return lib.ggml_div(self.ctx, a, b)
 
     def exp(self, a: Tensor) -> Tensor:
-        """e^a, value by value."""
+        """e^a, element-wise."""
         return lib.ggml_exp(self.ctx, a)
 
     def sum_rows(self, a: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ class Operations:
         return lib.ggml_clamp(self.ctx, a, low, high)
 
     def repeat(self, a: Tensor, *ne: int) -> Tensor:
-        """`a` over and over until it has shape `ne`, whole multiples of its own."""
+        """`a` repeated to shape `ne`, whole multiples of its own."""
         return lib.ggml_repeat_4d(self.ctx, a, *(*ne, 1, 1, 1)[:4])
 
     def cast(self, a: Tensor, type_: int) -> Tensor:
@@ -204,19 +206,19 @@ class Operations:
         return lib.ggml_mul(self.ctx, a, b)
 
     def scale(self, a: Tensor, factor: float) -> Tensor:
-        """factor * a, value by value."""
+        """factor * a, element-wise."""
         return lib.ggml_scale(self.ctx, a, factor)
 
     def sigmoid(self, a: Tensor) -> Tensor:
-        """1 / (1 + e^-a), value by value."""
+        """1 / (1 + e^-a), element-wise."""
         return lib.ggml_sigmoid(self.ctx, a)
 
     def silu(self, a: Tensor) -> Tensor:
-        """a * sigmoid(a), value by value."""
+        """a * sigmoid(a), element-wise."""
         return lib.ggml_silu(self.ctx, a)
 
     def softplus(self, a: Tensor) -> Tensor:
-        """log(1 + e^a), value by value."""
+        """log(1 + e^a), element-wise."""
         return lib.ggml_softplus(self.ctx, a)
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -228,7 +230,7 @@ class Operations:
         return lib.ggml_swiglu_oai(self.ctx, gate, up, alpha, limit)
 
     def gelu(self, a: Tensor) -> Tensor:
-        """GELU by tanh, value by value; on the CPU rounded to float16."""
+        """GELU (tanh approximation), element-wise; on the CPU rounded to float16."""
         return lib.ggml_gelu(self.ctx, a)
 
     def geglu(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -236,7 +238,7 @@ class Operations:
         return lib.ggml_geglu_split(self.ctx, gate, up)
 
     def softcap(self, a: Tensor, limit: float) -> Tensor:
-        """limit * tanh(a / limit), value by value."""
+        """limit * tanh(a / limit), element-wise."""
         return self.scale(lib.ggml_tanh(self.ctx, self.scale(a, 1 / limit)), limit)
 
     def rms_norm(self, a: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
@@ -264,14 +266,14 @@ class Operations:
         """Rotate the first `n_dims` of each head, pairs (j, j + n_dims/2), angle position * theta^(-2j/n_dims).
 
         Args:
-            stretch: divisor of all positions; `yarn` brings its own.
-            adjacent: the pairs are (2j, 2j + 1).
-            factors: divisors of each pair's angle, float32 [n_dims/2].
+            stretch: Divisor of all positions; not used with `yarn`.
+            adjacent: Whether the pairs are (2j, 2j + 1).
+            factors: Divisors of each pair's angle, float32 [n_dims/2].
         """
         n_ctx, scale, ramp, attention, fast, slow = 0, 1 / stretch, 0.0, 1.0, 0.0, 0.0
         if yarn is not None:
             n_ctx, scale, ramp, fast, slow = yarn.n_ctx, 1 / yarn.factor, 1.0, yarn.fast, yarn.slow
-            attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml brings this one itself
+            attention = yarn.attention / (1 + 0.1 * math.log(yarn.factor))  # ggml applies this factor itself
         mode, positions = 0 if adjacent else lib.GGML_ROPE_TYPE_NEOX, self.aligned(positions)
         more = (n_ctx, theta, scale, ramp, attention, fast, slow)
         divisors = ffi.NULL if factors is None else factors
@@ -297,8 +299,8 @@ class Operations:
             scale: Scale of the scores.
             seqs: As in `ssm_conv_forest`.
             spans: int32 [2, sequences], first row that a column of the sequence sees, and the one after the last; rows outside
-                are hidden by the mask, and need not be read.
-            sinks: float32 [heads], for each head one more logit, of a value that is 0.
+                are masked and need not be read.
+                sinks: float32 [heads], an additional logit per head, with value 0.
 
         Returns:
             [d, heads, n].
@@ -314,7 +316,7 @@ class Operations:
         return y
 
     def range_attention(self, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float) -> Tensor:
-        """`attention` where column i sees the rows from ranges[0, i] to before ranges[1, i]; ranges int32 [n, 2]."""
+        """`attention` with column i limited to rows ranges[0, i] up to, not including, ranges[1, i]; ranges int32 [n, 2]."""
         if ranges.ne[0] != q.ne[1] or ranges.ne[1] != 2 or q.ne[2] % k.ne[2]:
             raise ValueError(
                 f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, ranges {tuple(ranges.ne)} do not fit"
@@ -323,7 +325,7 @@ class Operations:
         return self._own(y, stock.range_attention, q, k, v, ranges, scale)
 
     def range_mask(self, ranges: Tensor, n_kv: int) -> Tensor:
-        """The mask float16 [n_kv, n] that says the same as ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
+        """The mask float16 [n_kv, n] equivalent to ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""
         return self._own(lib.ggml_range_mask(self.ctx, ranges, n_kv), stock.range_mask, ranges, n_kv)
 
     def forest_mask(self, ranges: Tensor, rows: Tensor, parents: Tensor, seqs: Tensor, n_kv: int) -> Tensor:
@@ -338,7 +340,7 @@ class Operations:
         return self._own(lib.ggml_top_k_log_probs(self.ctx, a, k), stock.top_k_log_probs, a, k)
 
     def all_reduce(self, a: Tensor, mailbox: Tensor) -> Tensor:
-        """a plus what the graph of the other rank has there, with the same bits in both.
+        """The sum of `a` over both ranks, with identical bits on both.
 
         Args:
             mailbox: See Mailboxes.
@@ -362,8 +364,7 @@ class Operations:
     ) -> Tensor:
         """The gated delta rule (arXiv 2412.06464) over the columns of one sequence.
 
-        It runs token after token, or in chunks where the device has that and the columns are enough for it to be faster; never in
-        reference mode.
+        Computed token by token, or in chunks if the device supports that and there are enough columns; never in reference mode.
 
         Args:
             q, k: [S, H_k, n].
@@ -374,7 +375,7 @@ class Operations:
         Returns:
             The outputs [S*H_v, n], then the state after the last token [S*H_v, S].
         """
-        # ggml-vulkan ends the process on a view that it cannot bind, which its `supports_op` does not ask
+        # ggml-vulkan aborts on a view that it cannot bind, which its `supports_op` does not check
         bound = (
             t if t.view_offs % self.device.view_alignment == 0 else self.cont(t)
             for t in (q, k, v, g, beta, state)
@@ -412,7 +413,7 @@ class Operations:
 
     def ssm_conv_forest_commit(self, state: Tensor, x: Tensor, path: Tensor, seqs: Tensor) -> Tensor:
         """state [K-1, C, states, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
-        None: sequences of one column take it in."""
+        None: sequences of one column are advanced."""
         y = lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
         return self._own(y, stock.ssm_conv_tree_commit, state, x, path, seqs)
 

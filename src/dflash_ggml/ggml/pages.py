@@ -1,7 +1,7 @@
-"""Memory of the host that a CUDA device reads by itself, where it lies: the pages of a file's mapping, locked.
+"""Page-locking of a file's mapping, so that a CUDA device reads it directly.
 
-Memory that CUDA allocates for that is made at 2 GB/s; pages that are in the system's cache anyway are locked at 50, and take no
-memory a second time (bench/notes-moe.md). ggml registers memory only where the environment says so; the driver is asked here.
+CUDA allocates pinned memory at 2 GB/s; pages already in the page cache are locked at 50 GB/s and need no second copy
+(bench/notes-moe.md). ggml registers memory only with an environment variable; here the driver is called directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FUNCTIONS = (
 
 
 def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[tuple[int, int]]:
-    """Whole pages (address, bytes) that hold the ranges (address, bytes), joined where they meet."""
+    """Whole pages (address, bytes) that cover the ranges (address, bytes), merged where adjacent."""
     found: list[tuple[int, int]] = []
     for address, size in sorted(ranges):
         first, end = address // page * page, -(-(address + size) // page) * page
@@ -38,16 +38,16 @@ def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[
 
 
 def pieces(address: int, size: int, locked: Iterable[tuple[int, int]]) -> list[int]:
-    """Where the copies end that bring `size` bytes from `address` on to a device, in bytes from there: CUDA refuses one that lies
-    in locked pages (address, bytes) in part, and what stands beside a tensor in a file shares a page with it."""
+    """End offsets of the copies that transfer `size` bytes from `address` to a device: CUDA refuses a copy that is only partly in
+    locked pages (address, bytes), and neighbours of a tensor in a file share a page with it."""
     edges = {edge - address for first, length in locked for edge in (first, first + length)}
     return [*sorted(edge for edge in edges if 0 < edge < size), size]
 
 
 class LockedPages:
-    """Pages that stay in memory, and that the device which ggml calls `name` ("CUDA0") copies without help, until `close`.
+    """Page-locked memory for the device with ggml's name `name` ("CUDA0"), until `close`.
 
-    `locked` is False where that is not possible: another kind of device, an old driver, a file system that does not allow it.
+    `locked` is False if that is not possible: another kind of device, an old driver, a file system without support.
     """
 
     def __init__(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
@@ -61,7 +61,7 @@ class LockedPages:
             self.held.append((address, size))
 
     def _open(self, ordinal: int) -> bool:
-        """Take the context that CUDA's runtime uses."""
+        """Retain the primary context, which CUDA's runtime uses."""
         try:
             driver = ctypes.CDLL("libcuda.so.1")
         except OSError:
@@ -80,7 +80,7 @@ class LockedPages:
         return True
 
     def _call(self, function: str, address: int, *more: int) -> int:
-        """The driver's answer, with the device's context in force meanwhile; 0 is success."""
+        """Call the driver with the device's context current; 0 is success."""
         assert self._driver is not None
         if failed := self._driver.cuCtxPushCurrent_v2(self._context):
             return failed
@@ -90,12 +90,12 @@ class LockedPages:
         return answer
 
     def __del__(self) -> None:
-        # what a failed load drops unclosed must not stay locked; what is open when Python ends goes with the process
+        # unlock what a failed load drops unclosed; at exit the process's end unlocks the rest
         if not sys.is_finalizing():
             self.close()
 
     def close(self) -> None:
-        """Unlock them; no copy may be on its way."""
+        """Unlock the pages; no copy may be in progress."""
         if self._driver is None:
             return
         for address, _ in self.held:

@@ -1,4 +1,4 @@
-"""Weights in another type than their file has them: from float to 16 bits or to blocks, on all CPUs."""
+"""Conversion of weights while loading: from float to 16 bits or quantised, on all CPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .bindings import ffi, lib
 from .device import BF16, F16, F32
 from .weights import Source
 
-# What a matrix may become. Types that need an importance matrix are none of them.
+# Target types; those that need an importance matrix are excluded.
 TYPES = {
     "f16": F16,
     "q8_0": int(lib.GGML_TYPE_Q8_0),
@@ -24,16 +24,16 @@ TYPES = {
     "q4_1": int(lib.GGML_TYPE_Q4_1),
     "q4_0": int(lib.GGML_TYPE_Q4_0),
 }
-# those of which every device can look single rows up
+# types with row lookup on every device
 _GATHERED = ("f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 _AT_ONCE = 1 << 22  # elements converted at a time
 
 
 def retyped(s: Source, name: str, is_gathered: bool = False) -> Source:
-    """A matrix of floats as type `name` of TYPES; anything else as it is.
+    """A float matrix converted to type `name` of TYPES; anything else unchanged.
 
-    A row that has no whole number of blocks becomes Q8_0, or stays; so does a table of which rows are looked up, for types that
-    not every device can do that with.
+    Rows without a whole number of blocks become Q8_0, or stay; so do tables with row lookup, for types that not every device can
+    look up.
     """
     if s.type not in (F32, F16, BF16) or len(s.shape) != 2 or s.shape[1] == 1:
         return s

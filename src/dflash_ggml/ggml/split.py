@@ -1,14 +1,14 @@
-"""A graph over several devices: one ggml graph, cut where a tensor crosses from one to another.
+"""Division of a graph over several devices: one ggml graph, split where a tensor crosses from one to another.
 
-A device has sides: itself, others that hold layers or a draft, and the CPU beside them that keeps weights in its memory. A node
-is computed where the weights or the state that it reads lie, any other where the newest of its sources was; what it reads from
-elsewhere crosses once to each side that wants it. Models do not know where that is: they are built as for one device.
+A device has sides: itself, others with layers or a draft, and a CPU with weights in host memory. A node is computed on the side
+of the weights or state that it reads, any other node on the side of its newest source; sources from other sides are copied once
+to each side that needs them. Models are built as for one device.
 
-A crossing is a node that ggml never computes: its memory lies on the other side, and the bytes of its source are copied there.
-So ggml's allocator sees one graph, what is needed late stays where it is, and every part between crossings keeps an identity of
-its own, by which a GPU replays it.
+A crossing is a node that ggml never computes: its memory is on the other side, and its source's bytes are copied there. So ggml's
+allocator sees one graph, values that are needed late stay in place, and every part between crossings has an identity of its own,
+by which a GPU replays it.
 
-ggml_backend_sched was the other design (docs/decisions/0009, 0010).
+The alternative was ggml_backend_sched (docs/decisions/0009, 0010).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _NO_WORK = {"NONE", *_VIEWS}
 
 
 class Division:
-    """Which side computes each node of a graph, and the crossings that this takes.
+    """The side that computes each node of a graph, and the crossings between sides.
 
     Attributes:
-        cgraph: The graph; another one, in another order, where crossings had to be added.
-        sides: Of each of its nodes.
-        crossings: Node -> the side that it leads to.
+        cgraph: The graph; a new one, in another order, if crossings were added.
+        sides: Side of each node.
+        crossings: Node -> its destination side.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Division:
         self._nodes = [lib.ggml_graph_node(cgraph, i) for i in range(lib.ggml_graph_n_nodes(cgraph))]
         self._ops = [ffi.string(lib.ggml_op_desc(node)).decode() for node in self._nodes]
         self._order = {key(node): i for i, node in enumerate(self._nodes)}
-        # None: of inputs alone, so that it can be anywhere
+        # None: depends on inputs only, so any side will do
         self._side: dict[int, int | None] = {}
-        self._twins: dict[tuple[int, int], Tensor] = {}  # what has crossed, or was made again of what has
+        self._twins: dict[tuple[int, int], Tensor] = {}  # crossed tensors and views rebuilt from them
         self._assign()
         if self._rewire():
             self._order_anew()
@@ -66,7 +66,7 @@ class Division:
             last = last if is_view else self._side.get(key(node)) or 0
             self.sides.append(last)
 
-    # ---- who computes what
+    # ---- assignment of nodes to sides
 
     def _assign(self) -> None:
         for i, node in enumerate(self._nodes):
@@ -79,7 +79,7 @@ class Division:
         for i, node in enumerate(self._nodes):
             if self._side[key(node)] is None and self._ops[i] not in _VIEWS:
                 self._side[key(node)] = 0
-        for node in self._nodes:  # what leads to where its source lies is no crossing
+        for node in self._nodes:  # a crossing to its source's own side is dropped
             at = key(node)
             if at in self.crossings and self._lies(node.src[0]) == self.crossings[at]:
                 del self.crossings[at]
@@ -91,20 +91,20 @@ class Division:
             return side
         if node.view_src != ffi.NULL:
             return self._side.get(key(node.view_src))
-        # the factors of a rotation are one tensor for all layers
+        # rotation factors are one tensor for all layers
         read = _sources(node)[: 2 if self._ops[i] == "ROPE" else None]
         for t in read:
             if (side := self.device.side(t)) is not None:
                 first = self._order.get(key(node.src[0]))
                 if self._ops[i] == "MUL" and first is not None and self._ops[first] == "RMS_NORM":
-                    # a norm goes with its weight: then its source alone crosses
+                    # a norm is computed on its weight's side: then only its source crosses
                     self._side[key(node.src[0])] = side
                 return side
         known = [t for t in read if self._side.get(key(t)) is not None]
         return self._side[key(max(known, key=lambda t: self._order[key(t)]))] if known else None
 
     def _settle(self, t, side: int) -> None:
-        """What is made of inputs alone is computed on the side that asks first."""
+        """Assign nodes that depend on inputs only to the first side that needs them."""
         at = key(t)
         if at not in self._order or self._side[at] is not None:
             return
@@ -117,15 +117,15 @@ class Division:
             self._settle(source, side)
 
     def _lies(self, t) -> int | None:
-        """The side in whose memory a tensor is; None for an input or a part of one, which is wherever it is wanted."""
+        """The side whose memory holds a tensor; None for an input or a view of one, which can be on any side."""
         if (side := self.device.side(t)) is not None:
             return side
         return self._side.get(key(t if t.view_src == ffi.NULL else t.view_src))
 
-    # ---- what crosses
+    # ---- crossings
 
     def _rewire(self) -> bool:
-        """Let nodes read twins of what lies elsewhere; whether any does."""
+        """Replace sources on other sides by copies; returns whether there are any."""
         for node in self._nodes:
             side = self._side[key(node)]
             if side is None or key(node) in self.crossings:
@@ -137,7 +137,7 @@ class Division:
         return bool(self._twins)
 
     def _moved(self, t, side: int):
-        """`t`, or what stands for it on another side."""
+        """`t`, or its copy on another side."""
         lies, root = self._lies(t), t if t.view_src == ffi.NULL else t.view_src
         if lies == side or (lies is None and side == 0):
             return t
@@ -164,18 +164,18 @@ class Division:
         return twin
 
     def _view_of(self, root, t):
-        """The view that `t` is of one tensor, of another like that."""
+        """The same view as `t` of another tensor."""
         view = lib.ggml_view_4d(self._ctx, root, 1, 1, 1, 1, t.nb[1], t.nb[2], t.nb[3], t.view_offs)
         view.type = t.type
         for i in range(4):
             view.ne[i], view.nb[i] = t.ne[i], t.nb[i]
         return view
 
-    # ---- in which order
+    # ---- order
 
     def _order_anew(self) -> None:
-        """Another graph, with what was added. A side computes all that it can before another has its turn, so that the graph has
-        few parts; each keeps its own order. What crosses at a model's word does so where it stands, for work beside it."""
+        """A new graph including the crossings. Each side computes all that it can before another continues, so that the graph has
+        few parts; the order within a side stays. Explicit crossings of a model stay in place, to overlap with other work."""
         whole = lib.ggml_new_graph_custom(self._ctx, self._size, False)
         waiting: list[list[int]] = [[] for _ in self.device.sides]
         for i, node in enumerate(self._nodes):
@@ -196,7 +196,7 @@ class Division:
 
         while ready := [side for side in range(len(waiting)) if is_ready(side)]:
             side = min(ready, key=lambda side: waiting[side][heads[side]])
-            for twin in arriving[side]:  # at once, so that they do not part what the side computes
+            for twin in arriving[side]:  # immediately, so that they do not divide the side's part
                 if self._has(twin.src[0], done):
                     lib.ggml_build_forward_expand(whole, twin)
             while is_ready(side):
@@ -208,7 +208,7 @@ class Division:
         self.cgraph = whole
 
     def _has(self, t, done: set[int]) -> bool:
-        """Whether a source is computed, or needs nothing but what is."""
+        """Whether a source is computed, or depends only on computed ones."""
         at = key(t)
         if at in done:
             return True
@@ -218,11 +218,11 @@ class Division:
 
 
 class Split:
-    """The parts and crossings of one graph, in order: what a run does.
+    """The parts and crossings of one graph, in execution order.
 
     Args:
-        sides: Of each node.
-        crossings: Node -> the side that it leads to, see Division.
+        sides: Side of each node.
+        crossings: Node -> its destination side, see Division.
     """
 
     def __init__(
@@ -239,14 +239,14 @@ class Split:
         self._ranks: list[tuple[Device, Any]] = []  # parts that wait for each other
 
     def owner(self, i: int) -> Device | None:
-        """The side that computes node `i`; None for a crossing and for a view, which is not computed and may lie elsewhere."""
+        """The side that computes node `i`; None for crossings and views, which are not computed."""
         node = lib.ggml_graph_node(self._cgraph, i)
         if key(node) in self._crossings or ffi.string(lib.ggml_op_desc(node)).decode() in _NO_WORK:
             return None
         return self.device.sides[self.sides[i]]
 
     def cut(self) -> None:
-        """Make the list of what a run does, once the graph has its memory."""
+        """Make the list of actions of a run, once the graph has its memory."""
         first, n = 0, len(self.sides)
         lies: dict[int, int] = {}
         for i in range(n):
@@ -266,7 +266,7 @@ class Split:
         self._add_ranks()
 
     def run(self) -> None:
-        """Do it all; devices may still be at it on return.
+        """Run the actions; devices may still be working on return.
 
         Raises:
             DeviceError: A backend fails.
@@ -280,7 +280,7 @@ class Split:
         self._parts.clear()
 
     def _add_copy(self, node, by: Device, to: Device) -> None:
-        """The bytes of a crossing's source, in the order of the other work of the devices on both ends."""
+        """Add the copy of a crossing's source, ordered with the work of both devices."""
         self._add_ranks()
         source, size, host = node.src[0], lib.ggml_nbytes(node), self.device.host
         if host is None or (by is not host and to is not host):
@@ -296,7 +296,7 @@ class Split:
         self._brings[by.index] |= to is host
 
     def _add_part(self, first: int, end: int) -> None:
-        """Nodes that one side computes, none of which is a crossing."""
+        """Add a part: nodes of one side without crossings."""
         nodes = (lib.ggml_graph_node(self._cgraph, i) for i in range(first, end))
         ops = {ffi.string(lib.ggml_op_desc(node)).decode() for node in nodes}
         if ops <= _NO_WORK:
@@ -310,7 +310,7 @@ class Split:
             return
         self._add_ranks()
         if who is self.device.host:
-            # copies read and write what the host is about to use; behind the event is work that it need not wait for
+            # copies access memory that the host is about to use; wait for the event only, not for later work
             for i, other in enumerate(self.device.sides):
                 if other is who:
                     continue
@@ -325,7 +325,7 @@ class Split:
         self._actions.append(partial(who.run, part))
 
     def _add_ranks(self) -> None:
-        """Parts between which nothing crosses, and which wait for each other, run at the same time."""
+        """Add the ranks' parts, which run at the same time since they wait for each other."""
         if self._ranks:
             assert len(self._ranks) == self.device.n_ranks, "a rank would wait for ever"
             self._actions.append(partial(_run_ranks, self._ranks))
@@ -333,8 +333,7 @@ class Split:
 
 
 def _run_ranks(parts: Sequence[tuple[Device, Any]]) -> None:
-    """Run parts that wait for each other, each in a thread: a CPU computes in it, and a GPU's queue may be full before the other
-    one has begun."""
+    """Run the ranks' parts, each in a thread: a CPU computes in it, and a GPU's queue may be full before the other begins."""
     (first, own), *others = parts
     begun = [other.begin(partial(other.run, part)) for other, part in others]
     try:
@@ -346,5 +345,5 @@ def _run_ranks(parts: Sequence[tuple[Device, Any]]) -> None:
 
 
 def _sources(node) -> list:
-    """What a node reads; a cast names itself as what it writes."""
+    """The sources of a node; a cast has itself as destination."""
     return [t for t in node.src if t not in (ffi.NULL, node)]

@@ -1,11 +1,11 @@
-"""Our operations as compositions of ggml's own, for devices whose backend has no kernels of them.
+"""Our operations composed of ggml's own, for devices whose backend has no kernels for them.
 
-Every function takes what the method of `Operations` with its name takes and gives the same result up to rounding. What the
-native operations read from parents, paths and ranges as they run, indices and masks, the host derives here from the same inputs
-before each run (`Graph.derive`).
+Every function has the parameters of the method of `Operations` with its name, and the same result up to rounding. The native
+operations evaluate parents, paths and ranges while they run; here the host derives indices and masks from the same inputs before
+each run (`Graph.derive`).
 
-Matmuls of states and factors are written as matmuls of single columns: for several columns Vulkan and Metal
-round both sides to float16, and states are float32.
+Matmuls of states and factors are single-column matmuls: for several columns Vulkan and Metal round both operands to float16,
+and states are float32.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .bindings import Tensor, ffi, lib
 from .device import F16, F32, I32, Device
 
 Array = NDArray[Any]
-Graph = Any  # graph.py stands on this module
+Graph = Any  # graph.py imports this module
 HIDDEN = np.float16(-np.inf)
-_CHUNK = 64 << 20  # scratch bytes up to which layers are committed together
+_CHUNK = 64 << 20  # scratch bytes up to which layers are committed at once
 _TITLES = {
     "SSM_CONV_TREE": "convolutions of trees",
     "SSM_CONV_TREE_COMMIT": "commits of convolutions",
@@ -37,9 +37,8 @@ log = logging.getLogger("dflash_ggml")
 
 
 def is_composed(device: Device, node: Tensor) -> bool:
-    """Whether `node`, an operation of our own, has to be composed on the side of this device where its weights or state lie; the
-    first time that is reported."""
-    # ggml-cuda supports nothing whose sources lie on another device
+    """Whether `node`, an operation of our own, must be composed on the side of its weights or state; logged the first time."""
+    # ggml-cuda reports operations with sources on another device as unsupported
     by = next((device.owner(t) for t in node.src if t != ffi.NULL and device.side(t) is not None), device)
     if not device.stock and lib.ggml_backend_dev_supports_op(by.info.handle, node):
         return False
@@ -52,7 +51,7 @@ def is_composed(device: Device, node: Tensor) -> bool:
 
 
 def lacking(device: Device) -> list[str]:
-    """What has to be composed on a device, for people; asked with small shapes."""
+    """Operations that are composed on a device, for messages; checked with small shapes."""
     ctx = lib.ggml_init(
         {"mem_size": 64 * lib.ggml_tensor_overhead(), "mem_buffer": ffi.NULL, "no_alloc": True}
     )
@@ -82,7 +81,7 @@ def lacking(device: Device) -> list[str]:
     return found
 
 
-# ---- what the host derives; arrays in numpy's order, the last dimension contiguous
+# ---- inputs derived by the host; arrays in numpy's order, the last dimension contiguous
 
 
 def _blocks(seqs: Array | None, n: int) -> Iterator[tuple[int, int, int]]:
@@ -96,7 +95,7 @@ def _blocks(seqs: Array | None, n: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _owners(seqs: Array | None, n: int) -> tuple[Array, Array]:
-    """For each column its sequence's state and first column; 0 where it belongs to none."""
+    """For each column its sequence's state and first column; 0 for columns of no sequence."""
     owners = np.zeros((2, n), np.int32)
     for index, first, columns in _blocks(seqs, n):
         owners[:, first : first + columns] = [[index], [first]]
@@ -132,15 +131,14 @@ def _fill_tree(outs: list[Array], parents: Array, seqs: Array | None) -> None:
 
 
 def _fill_state_heads(outs: list[Array], parents: Array, seqs: Array, apart: int) -> None:
-    """For each head and column, twice, the matrix of its sequence's state; states are `apart` matrices from each other."""
+    """For each head and column, twice, the index of its sequence's state matrix; states are `apart` matrices apart."""
     heads, columns = outs[0].shape
     index, _ = _owners(seqs, columns // 2)
     outs[0][:] = np.tile(index * apart, 2) + np.arange(heads)[:, None]
 
 
 def _fill_taps(outs: list[Array], parents: Array, seqs: Array | None, states: int) -> None:
-    """Rows of the inputs that each column's convolution reads, oldest first; windows of `states` states come before the
-    columns."""
+    """Input rows of each column's convolution, oldest first; windows of `states` states precede the columns."""
     (taps,) = outs
     n, kernel = taps.shape
     size = kernel - 1
@@ -153,7 +151,7 @@ def _fill_taps(outs: list[Array], parents: Array, seqs: Array | None, states: in
 
 
 def _paths(path: Array | None, seqs: Array | None, n: int) -> Iterator[tuple[int, list[int]]]:
-    """Each state that is committed to, with the accepted columns."""
+    """The states to commit, with their accepted columns."""
     if seqs is None:
         assert path is not None
         rows = [(0, 0, path.reshape(-1).tolist())]
@@ -172,7 +170,7 @@ def _paths(path: Array | None, seqs: Array | None, n: int) -> Iterator[tuple[int
 
 
 def _fill_window(outs: list[Array], path: Array | None, seqs: Array | None, n: int) -> None:
-    """Columns that enter the windows, [layers, states * size], and the rows of window and columns that stay, [layers * states,
+    """Columns that enter the windows, [layers, states * size], and the remaining rows of windows and columns, [layers * states,
     size]."""
     entering, kept = outs
     layers, size = len(entering), kept.shape[-1]
@@ -185,8 +183,8 @@ def _fill_window(outs: list[Array], path: Array | None, seqs: Array | None, n: i
 
 
 def _fill_path(outs: list[Array], path: Array | None, seqs: Array | None, n: int) -> None:
-    """Factors of the accepted columns, [layers, states * m], and of the last of them, [layers, states]; `n`, a column of zeros,
-    where there is none."""
+    """Factor columns of the accepted path, [layers, states * m], and of its last node, [layers, states]; `n`, a column of zeros,
+    for padding."""
     nodes, last = outs
     layers, states = last.shape
     nodes = nodes.reshape(layers, states, -1)
@@ -315,11 +313,11 @@ def gated_delta_net_tree_persist(
 
 
 def _read_states(g: Graph, state, columns, parents, seqs):
-    """State [s, s, h], or that of each column's sequence of [s, s, h, states], times columns [s, 2 n, h]."""
+    """State [s, s, h], or each column's sequence's state in [s, s, h, states], times columns [s, 2 n, h]."""
     (s, n, h), states = columns.ne[0:3], state.ne[3]
     if seqs is None:
         return _product(g, state, columns)
-    # all matrices from the first state's to the last one's are equally far apart, those of other layers between them
+    # matrices of all states are equally spaced, with other layers' in between
     apart = state.nb[3] // state.nb[2]
     matrices = g.view(state, (s, s, (states - 1) * apart + h), (state.nb[1], state.nb[2]))
     (ids,) = g.derive(
@@ -353,16 +351,16 @@ def gated_delta_net_tree_commit(
 
 
 def commit_bytes(s: int, h: int, size: int, n: int, m: int, states: int) -> int:
-    """Scratch bytes of the commit of a layer: its factors, those of the paths, and what is added to the states."""
+    """Scratch bytes of the commit of a layer: its factors, those of the paths, and the states' increments."""
     return 4 * (size * (n + 1) + states * (m * size + 3 * m * s * h + s * s * h))
 
 
 def _commit(g: Graph, state, factors, path, seqs, m: int, s: int):
-    """state [s * s, h, states, layers] <- exp(G) state + K^T (exp(G - G_j) U), of some layers."""
+    """state [s * s, h, states, layers] <- exp(G) state + K^T (exp(G - G_j) U), for some layers."""
     h, states, layers = state.ne[1], state.ne[2], state.ne[3]
     size, n = factors.ne[0:2]
     h_k, each = (size - s * h - h) // s, states * layers
-    # a column of zeros for what is not on a path: to multiply with 0 would let NaN of other sequences through
+    # a column of zeros for padding: multiplying by 0 would let NaN of other sequences through
     zeros = lib.ggml_fill(
         g.ctx, g.cont(g.view(factors, (size, 1, layers), (factors.nb[1], factors.nb[2]))), 0.0
     )
@@ -409,7 +407,7 @@ def range_attention(g: Graph, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, s
 def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:
     """See Operations.top_k_log_probs."""
     n, rows = a.ne[0:2]
-    best = lib.ggml_top_k(g.ctx, a, k)  # in any order
+    best = lib.ggml_top_k(g.ctx, a, k)  # unsorted
     if not lib.ggml_backend_dev_supports_op(g.device.info.handle, best):
         best = g.cont(g.top_k(a, k))
     values = g.reshape(g.get_rows(g.reshape(a, 1, n, rows), best), k, rows)
@@ -421,21 +419,21 @@ def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:
     return g.concat(g.reshape(g.cast(ids, F32), k, 1, rows), g.reshape(log_probs, k, 1, rows), 1)
 
 
-# ---- memory: scratch bytes that compositions add, for a plan
+# ---- scratch bytes of compositions, for the memory plan
 
 
 def mask_bytes(columns: int, rows: int) -> int:
-    """The mask that `columns` columns of a prompt need over `rows` cache rows."""
+    """The mask of `columns` prefill columns over `rows` cache rows."""
     return 2 * columns * rows
 
 
 def conv_bytes(columns: int, channels: int, kernel: int) -> int:
-    """What a convolution gathers for so many columns: its inputs behind the window, and the taps twice."""
+    """Gathered rows of a convolution over so many columns: window and inputs, and the taps twice."""
     return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
 
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
-    """The larger of a tree's matmuls, quadratic and linear in its columns, and of the layers that are committed together."""
+    """The larger of a tree's matmuls (quadratic and linear in its columns) and of the layers committed at once."""
     tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
     layer = commit_bytes(s, h, size, columns, m, states)
     return max(tree, layer * max(1, min(layers, _CHUNK // layer)))

@@ -1,4 +1,4 @@
-"""Memory: tensors that outlive a graph (`Store`), and the scratch memory that graphs share (`Workspace`)."""
+"""Device memory: persistent tensors (`Store`), and the graphs' shared scratch memory (`Workspace`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .device import Device, key
 
 
 class Store:
-    """Tensors that live longer than a graph (weights, caches), allocated together in one buffer."""
+    """Persistent tensors (weights, caches), allocated in one buffer."""
 
     def __init__(self, device: Device, max_tensors: int, buffer_type=None) -> None:
         self.device = device
         self.buffer_type = device.buffer_type if buffer_type is None else buffer_type
         self._buffer = ffi.NULL
-        self._pages = ffi.NULL  # what `reserve` took of a CPU's memory
+        self._pages = ffi.NULL  # host memory taken by `reserve`
         self._declared: list = []
         self._arena = ffi.new("char[]", (max_tensors + 1) * lib.ggml_tensor_overhead())
         self.ctx = lib.ggml_init({"mem_size": len(self._arena), "mem_buffer": self._arena, "no_alloc": True})
@@ -37,7 +37,7 @@ class Store:
         return lib.ggml_view_4d(self.ctx, t, *ne4, row, row * ne4[1], row * ne4[1] * ne4[2], offset)
 
     def rows_as(self, t: Tensor, type_: int, offset: int, row: int, n_rows: int) -> Tensor:
-        """The bytes of `t` from `offset` on as another type: [row, n_rows], rows as far apart as those of `t`."""
+        """View [row, n_rows] of the bytes of `t` from `offset` on as another type, with the row stride of `t`."""
         view = self.tensor(type_, row, n_rows)
         last = offset + (n_rows - 1) * t.nb[1] + lib.ggml_row_size(type_, row)
         if lib.ggml_row_size(type_, row) > t.nb[1] or last > lib.ggml_nbytes(t):
@@ -50,7 +50,7 @@ class Store:
         return view
 
     def allocate(self, clear: bool = True, weights: bool = False) -> Store:
-        """Give every declared tensor its memory, zeroed unless `clear` is False.
+        """Allocate every declared tensor, zeroed unless `clear` is False.
 
         Raises:
             DeviceError: It does not fit.
@@ -61,7 +61,7 @@ class Store:
         buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self.ctx, self.buffer_type)
         if buffer == ffi.NULL:
             raise self._no_room(size)
-        # what a failed load drops unclosed must not stay allocated
+        # free what a failed load drops unclosed
         self._buffer = ffi.gc(buffer, lib.ggml_backend_buffer_free)
         self.device.holds(buffer)
         if weights:
@@ -71,8 +71,8 @@ class Store:
         return self
 
     def reserve(self) -> Store:
-        """Give every declared tensor memory that reads as zeros. A CPU takes a page of it only when something is written
-        there, so what is never used costs nothing. Views are declared afterwards.
+        """Reserve memory that reads as zeros for every declared tensor. A CPU commits a page only when it is written, so unused
+        memory costs nothing. Declare views afterwards.
 
         Raises:
             DeviceError: It does not fit.
@@ -82,7 +82,7 @@ class Store:
         size = self.wanted
         if size == 0:
             return self
-        # malloc promises no zeros, and clearing would touch every page
+        # malloc does not guarantee zeros, and clearing would touch every page
         try:
             pages = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
         except (OSError, OverflowError) as error:
@@ -112,7 +112,7 @@ class Store:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are allocated."""
+        """Allocated bytes."""
         return 0 if self._buffer == ffi.NULL else lib.ggml_backend_buffer_get_size(self._buffer)
 
     def close(self) -> None:
@@ -130,10 +130,10 @@ class Store:
 
 
 class Workspace:
-    """Scratch memory that the graphs of a device share, on each of its sides. They run one after another, so their intermediate
+    """Scratch memory shared by the graphs of a device, on each of its sides. Graphs run one after another, so their intermediate
     results may overlap.
 
-    `generation` rises when the memory had to move; graphs placed before that are void.
+    `generation` increases when the memory moves; graphs placed before that are invalid.
     """
 
     def __init__(self, device: Device) -> None:
@@ -152,16 +152,16 @@ class Workspace:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes on each side; sides with memory of one kind share what the first of them has."""
+        """Bytes on each side; sides with the same kind of memory share the first one's."""
         if self._alloc == ffi.NULL:
             return [0]
         return [lib.ggml_gallocr_get_buffer_size(self._alloc, side) for side in range(self._sides)]
 
     def place(self, cgraph: Any, sides: Sequence[int] | None = None) -> int:
-        """Give each tensor of a graph its place; the generation in which that holds.
+        """Allocate each tensor of a graph; returns the generation for which that is valid.
 
         Args:
-            sides: Where each node's is, if not all on the first.
+            sides: Side of each node, if not all are on the first.
 
         Raises:
             DeviceError: It does not fit.
@@ -169,17 +169,17 @@ class Workspace:
         before = self.sizes
         self.device.settle()  # the memory may have to move
         fits = True
-        if self._sides > 1:  # of one alone, ggml finds what a graph takes by itself
+        if self._sides > 1:  # for a single side, ggml determines the size itself
             nodes = ffi.NULL if sides is None else ffi.new("int[]", sides)
             fits = lib.ggml_gallocr_reserve_n(self._alloc, cgraph, nodes, ffi.NULL)
         if not fits or not lib.ggml_gallocr_alloc_graph(self._alloc, cgraph):
-            self.generation += 1  # the old memory is gone by now
+            self.generation += 1  # the old memory is already freed
             raise DeviceError(
                 f"{self.device.info.name}: no room for the graph's scratch memory; lower n_batch, the budget or the context"
             )
         if self.sizes != before:
             self.generation += 1
-        # so that results are read from where they lie
+        # so that results are read in place
         for i in range(lib.ggml_graph_n_nodes(cgraph) if self._sides > 1 else 0):
             node = lib.ggml_graph_node(cgraph, i)
             if node.view_src == ffi.NULL:
@@ -187,7 +187,7 @@ class Workspace:
         return self.generation
 
     def close(self) -> None:
-        """Free the memory; graphs that were placed in it cannot run any more."""
+        """Free the memory; graphs placed in it can no longer run."""
         if self._alloc != ffi.NULL:
             self.device.settle()
             lib.ggml_gallocr_free(self._alloc)
@@ -195,6 +195,6 @@ class Workspace:
 
 
 def is_host(t: Tensor) -> bool:
-    """Whether the CPU may touch the memory of `t`."""
+    """Whether the memory of `t` is CPU-accessible."""
     buffer = t.view_src.buffer if t.view_src != ffi.NULL else t.buffer
     return buffer != ffi.NULL and lib.ggml_backend_buffer_is_host(buffer)

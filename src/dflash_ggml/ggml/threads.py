@@ -1,11 +1,11 @@
-"""Number of compute threads on a machine that others use too.
+"""Number of compute threads on a shared machine.
 
-A graph goes from barrier to barrier, and ggml's threads spin there: where one of them waits for a core, all others wait for it,
-some hundred times a pass. The system tells how long each thread was ready to run and had no core: next to nothing where each
-has its own. Only those that compute are asked: what loads files or writes answers beside them waits while they poll, and says
-nothing of others. Timing passes instead would need to know what they take alone. Involuntary context switches, which are
-cheaper to ask for, count a polite background process like a greedy one; barriers that sleep (both tried, bench/notes-cpu.md)
-cost half the speed of an idle machine or help little.
+ggml's threads spin at barriers, some hundred times a pass: if one of them waits for a core, all others wait for it. The system
+reports how long each thread was runnable without a core: almost zero if each has its own. Only compute threads are measured:
+threads that load files or write answers wait while the former poll, which says nothing about other processes. Measuring pass
+times instead would require a reference on an idle machine. Involuntary context switches are cheaper to read, but count a
+low-priority process like any other; sleeping barriers (both tried, bench/notes-cpu.md) halve the speed of an idle machine or
+help little.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from threading import get_native_id
 
 from .bindings import ffi, lib
 
-WINDOW = 0.1  # seconds of computing that are judged at once
-IDLE = 0.5  # seconds without computing; what this process's other threads waited for then says nothing
-CROWDED = 0.2  # seconds that all threads together waited for cores, per second, from which on the cores are taken to be shared
-# seconds of computing without crowding before one more thread is tried; after failures longer
+WINDOW = 0.1  # seconds of computing per decision
+IDLE = 0.5  # seconds without computing after which a measurement is discarded
+CROWDED = 0.2  # total waiting seconds per second from which the cores count as shared
+# seconds of computing without waiting before one more thread is tried; longer after failures
 PATIENCE = 1.0, 30.0
 _TASKS = "/proc/self/task"
-_POLL = 2  # how long a thread polls for the next graph before it sleeps, in 131,072 pauses: about 10 ms on a Xeon; ggml: 50
+_POLL = 2  # polling for the next graph before sleeping, in 131,072 pauses: about 10 ms on a Xeon; ggml's default: 50
 
 
 def tasks() -> frozenset[str]:
-    """The threads of this process, as the system numbers them; none where it does not tell."""
+    """Thread ids of this process; empty if the system does not report them."""
     try:
         return frozenset(os.listdir(_TASKS))
     except OSError:  # another system, or no file can be opened
@@ -34,13 +34,13 @@ def tasks() -> frozenset[str]:
 
 
 def waited(threads: Iterable[str]) -> float:
-    """Seconds that these threads were ready to run and had no core, so far; 0 where the system does not tell."""
+    """Seconds that these threads were runnable without a core; 0 if the system does not report it."""
     total = 0
     for thread in threads:
         try:
             with open(f"{_TASKS}/{thread}/schedstat") as file:
                 total += int(file.read().split()[1])
-        except (OSError, IndexError, ValueError):  # it has just ended, or nothing is kept
+        except (OSError, IndexError, ValueError):  # the thread has just ended, or there are no statistics
             continue
     return total * 1e-9
 
@@ -56,10 +56,10 @@ class ThreadCount:
         self._step = 1
 
     def judge(self, seconds: float, waited: float) -> int:
-        """After so many seconds of computing, in which threads waited so long for cores: how many go on.
+        """Decide the number of threads, given seconds of computing and of waiting for cores.
 
-        One fewer where it is crowded, for of many cores others mostly want one; twice as many each time that it
-        still is, up to a quarter; one more after a calm time, which grows when that was too many.
+        One fewer if the cores are shared, since others mostly need one; then twice as many fewer each time, up to a quarter;
+        one more after a time without waiting, which grows after failures.
         """
         trying, self._trying = self._trying, False
         if waited > CROWDED * seconds:
@@ -88,16 +88,16 @@ class Pool:
         self.resize(n_threads)
 
     def in_this_process(self) -> None:
-        """Have threads: a forked child has inherited the pool, but only the thread that forked."""
+        """Create the threads: a forked child inherits the pool, but only the forking thread."""
         if self._process == os.getpid():
             return
         self._process = os.getpid()
-        # ending threads that are not there would wait for ever
+        # joining threads that do not exist would block forever
         n, self._pool, self.n_threads = self.n_threads, ffi.NULL, 0
         self.resize(n)
 
     def resize(self, n_threads: int) -> None:
-        """Another number of threads from the next graph on."""
+        """Set the number of threads from the next graph on."""
         if n_threads == self.n_threads:
             return
         params = ffi.new("struct ggml_threadpool_params *", lib.ggml_threadpool_params_default(n_threads))
@@ -111,7 +111,7 @@ class Pool:
             lib.ggml_threadpool_free(old)
 
     def waited(self) -> float:
-        """Seconds that its threads, and the one that asks, were ready to run and had no core, so far."""
+        """Seconds that its threads, and the calling one, were runnable without a core."""
         return waited([str(get_native_id()), *self._workers])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Model files to device tensors: each tensor in the memory where its operation runs best."""
+"""Loading of weights: each tensor into the memory where its operation runs best."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .device import BF16, F16, F32, I32, Device
 from .pages import LockedPages, pieces
 from .store import Store
 
-_READING = 4  # threads that read from the file's mapping what the host keeps: one alone waits for its pages
-TENSOR_ALIGNMENT = 32  # what ggml's CPU buffers ask for
+_READING = 4  # threads that fault in host weights from the file's mapping: one alone waits for its pages
+TENSOR_ALIGNMENT = 32  # alignment of ggml's CPU buffers
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
 
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
 
 def bf16_as_f16(name: str, s: Source) -> Source:
-    """The same tensor in float16, for GPUs that multiply BF16 slowly; values below 6e-8 become 0.
+    """The tensor in float16, for GPUs with slow BF16; values below 6e-8 become 0.
 
     Raises:
         ModelFileError: A value is too large for float16.
@@ -55,15 +55,15 @@ def bf16_as_f16(name: str, s: Source) -> Source:
 class Weights(Mapping):
     """ggml tensors by their GGUF name: declared first, so that their size is known, then filled.
 
-    Matrices, and tensors of several, take a layout made for matmuls where the device has one; on the CPU all others stay in
-    the file's mapping.
+    Matrices and stacked matrices take a layout made for matmuls if the device has one; on the CPU all others stay in the file's
+    mapping.
 
     Args:
         device: The first of the devices.
-        sources: What they are made from.
-        gathered: Matrices whose rows are looked up one by one, so that they keep their layout.
-        kept: Those that stay with the device's host.
-        sides: The number of the side for those that do not lie on the first.
+        sources: The file's tensors.
+        gathered: Matrices with row lookup, which keep their layout.
+        kept: Names of those that stay in host memory.
+        sides: The side of each tensor that is not on the first.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
@@ -128,10 +128,10 @@ class Weights(Mapping):
     def fill(
         self, progress: Progress | None = None, stage: str = "weights", is_short: bool = False
     ) -> Weights:
-        """Bring the bytes to the device; `progress(stage, bytes done, bytes in all)`.
+        """Upload the bytes to the device; `progress(stage, bytes done, bytes in all)`.
 
         Args:
-            is_short: The host has no room for what it keeps, which is then read from the file again and again.
+            is_short: Host weights exceed host memory, and are read from the file repeatedly.
 
         Raises:
             DeviceError: They do not fit.
@@ -159,7 +159,7 @@ class Weights(Mapping):
         return self
 
     def _bring(self, t, data: Any) -> None:
-        """Copy the bytes of a tensor, in as many pieces as it takes beside locked pages."""
+        """Copy the bytes of a tensor, in pieces at the borders of locked pages."""
         data, begin = np.ascontiguousarray(data) if not memoryview(data).c_contiguous else data, 0
         for end in pieces(*_place(data), self._device.locked):
             lib.ggml_backend_tensor_set(t, ffi.from_buffer(data) + begin, begin, end - begin)
@@ -167,28 +167,28 @@ class Weights(Mapping):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """What they are filled from, until they are."""
+        """The file's tensors, until they are filled."""
         assert self._sources is not None, "the weights have been filled"
         return self._sources
 
     @property
     def wanted(self) -> int:
-        """Bytes that they will take of the device, on all its sides."""
+        """Planned device bytes, on all sides."""
         return sum(self.wanted_on(side) for side in self._device.sides)
 
     def wanted_on(self, side: Device) -> int:
-        """Bytes that they will take of a side."""
+        """Planned device bytes on a side."""
         return self._mapped_bytes(side) + sum(
             store.wanted for store, _ in self._groups if store.device is side
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes that they take of the device, on all its sides."""
+        """Device bytes, on all sides."""
         return sum(self.nbytes_on(side) for side in self._device.sides)
 
     def nbytes_on(self, side: Device) -> int:
-        """Bytes that they take of a side."""
+        """Device bytes on a side."""
         return self._mapped_bytes(side) + sum(
             store.nbytes for store, _ in self._groups if store.device is side
         )
@@ -198,16 +198,16 @@ class Weights(Mapping):
 
     @property
     def kept(self) -> dict[str, int]:
-        """Bytes of each tensor that the host keeps."""
+        """Bytes of each tensor in host memory."""
         return {name: lib.ggml_nbytes(t) for name, t in self._kept.tensors.items()}
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the host that the kept ones take."""
+        """Bytes of host memory."""
         return self._kept.nbytes
 
     def _map(self, device: Device, names: list[str], sources: Mapping[str, Source]) -> None:
-        """Let CPU tensors point into the file's mapping."""
+        """Point CPU tensors into the file's mapping."""
         self._mapped += [
             (device, _mapped(device, name, self._tensors[name], sources[name])) for name in names
         ]
@@ -223,13 +223,13 @@ class Weights(Mapping):
 
 
 class Kept:
-    """Weights that stay with the host of a device: in the file's mapping, whose pages are locked so that a GPU reads them by
-    itself; where that is not possible copied to memory that is made for it."""
+    """Weights in host memory: in the file's mapping, page-locked so that a GPU reads them directly; otherwise copied to pinned
+    memory."""
 
     def __init__(self, device: Device, sources: Mapping[str, Source]) -> None:
         self._device, self._sources = device, sources
         self.tensors: dict[str, Any] = {}
-        self._pages: LockedPages | None = None  # goes before the mapping
+        self._pages: LockedPages | None = None  # released before the mapping
         self._mapped: list = []
         self._store: Store | None = None
         if sources:
@@ -240,10 +240,10 @@ class Kept:
         self.nbytes = self._store.wanted if self._store else 0
 
     def fill(self, is_short: bool, count: Callable[[int], None]) -> None:
-        """Bring the bytes there; `count` gets the bytes of each tensor.
+        """Map or copy the bytes; `count` gets the bytes of each tensor.
 
         Args:
-            is_short: The host has no room for them, so pages must be free to come and go.
+            is_short: They exceed host memory, so pages must stay evictable.
 
         Raises:
             DeviceError: Copies do not fit.
@@ -287,7 +287,7 @@ class Kept:
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(s.data), 0, s.nbytes)
 
     def close(self) -> None:
-        """Free the host's copies and let go of its pages."""
+        """Free the copies and unlock the pages."""
         self.tensors.clear()
         if self._pages is not None:
             self._device.synchronize()
@@ -301,12 +301,12 @@ class Kept:
 
 
 def _place(data) -> tuple[int, int]:
-    """Address and bytes of what lies in memory."""
+    """Address and size of an array."""
     return int(ffi.cast("uintptr_t", ffi.from_buffer(data))), memoryview(data).nbytes
 
 
 def _mapped(device: Device, name: str, t, s: Source) -> tuple:
-    """Let `t` point into the file's mapping; what must live as long. Raises ModelFileError, DeviceError."""
+    """Point `t` into the file's mapping; returns the object to keep alive. Raises ModelFileError, DeviceError."""
     data = memoryview(s.data)
     address = ffi.from_buffer(data)
     size = lib.ggml_nbytes(t)
@@ -321,23 +321,23 @@ def _mapped(device: Device, name: str, t, s: Source) -> tuple:
 
 
 def _is_aligned(data) -> bool:
-    """Whether ggml may use the bytes where they lie; safetensors files promise no alignment, and parts may lie apart."""
+    """Whether ggml can use the bytes in place; safetensors files have no alignment, and parts may be discontiguous."""
     return memoryview(data).c_contiguous and _place(data)[0] % TENSOR_ALIGNMENT == 0
 
 
 def has_matmul_layout(device: Device, s: Source) -> bool:
-    """Whether a matrix on this device takes a layout made for matmuls, in which its rows cannot be looked up."""
+    """Whether a matrix on this device takes a layout made for matmuls, which does not support row lookup."""
     return any(_suits(device, s, buffer_type) for buffer_type in device.matmul_buffer_types())
 
 
 def _suits(device: Device, s: Source, buffer_type) -> bool:
-    """Whether a matrix may lie in a layout made for matmuls. Rows of one block may not: from 32 columns on, ggml's AMX kernels
-    add what they sum over them to memory that was not cleared."""
+    """Whether a matrix may use a layout made for matmuls. Rows of one block may not: from 32 columns on, ggml's AMX kernels
+    add their sums to uninitialised memory."""
     return s.shape[0] > lib.ggml_blck_size(s.type) and _can_multiply(device, s, buffer_type)
 
 
 def _can_multiply(device: Device, s: Source, buffer_type) -> bool:
-    """Whether the device multiplies a matrix, or some of several, like `s` that lies in a buffer of this type."""
+    """Whether the device supports `mul_mat` (or `mul_mat_id`) with a matrix like `s` in a buffer of this type."""
 
     def op(ctx, w, probe: Store):
         if len(s.shape) == 2:
@@ -348,14 +348,14 @@ def _can_multiply(device: Device, s: Source, buffer_type) -> bool:
 
 
 def _can_gather(device: Device, s: Source) -> bool:
-    """Whether the device takes single rows of a matrix like `s` out of ordinary memory."""
+    """Whether the device supports row lookup in a matrix like `s` in ordinary memory."""
     return _supports(
         device, s, device.buffer_type, lambda ctx, w, probe: lib.ggml_get_rows(ctx, w, probe.tensor(I32, 16))
     )
 
 
 def _supports(device: Device, s: Source, buffer_type, make: Callable[[Any, Any, Store], Any]) -> bool:
-    """Whether the device runs the operation that `make(context, weights, store)` gives on weights like `s`."""
+    """Whether the device supports the operation `make(context, weights, store)` on weights like `s`."""
     probe = Store(device, 4)
     w = probe.tensor(s.type, *s.shape)
     op = make(probe.ctx, w, probe)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from dflash_ggml.ggml.bindings.variants import load_variant
 
-load_variant(__name__)  # before anything imports the one beside it
+load_variant(__name__)  # first: later imports find this one
 
 from dflash_ggml.ggml.bindings import callbacks  # noqa: E402
 from dflash_ggml.ggml.bindings._bindings import ffi, lib  # noqa: E402

@@ -1,4 +1,4 @@
-"""Writes the C source of the cffi module ``dflash_ggml.ggml.bindings._bindings`` (called by CMake).
+"""Generator of the C source of the cffi module ``dflash_ggml.ggml.bindings._bindings`` (called by CMake).
 
 usage: build_ffi.py OUTPUT.c [--cuda]
 """

@@ -1,4 +1,4 @@
-"""Python ends of the callbacks that ggml calls: log lines and the last words before an abort."""
+"""Python side of ggml's callbacks: log messages, and the traceback before an abort."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SILENT = 2**31 - 1
 
 @ffi.def_extern()
 def dflash_log_message(level: int, text: ffi.CData) -> None:
-    """Hand a message of ggml's to Python's logging."""
+    """Pass a message of ggml to Python's logging."""
     line = ffi.string(text).decode("utf-8", "replace").rstrip("\n")
     if line:
         logger.log(_LEVELS.get(level, logging.INFO), "%s", line)
@@ -30,14 +30,14 @@ def dflash_log_message(level: int, text: ffi.CData) -> None:
 
 @ffi.def_extern()
 def dflash_abort_trace() -> None:
-    """Print where Python was when ggml ended the process."""
+    """Print Python's stacks when ggml aborts the process."""
     sys.stdout.flush()
-    # the failing check may run on a worker thread without a Python stack, so every thread is shown
+    # the failing thread may have no Python stack, so print all threads
     faulthandler.dump_traceback(file=2, all_threads=True)
 
 
 def set_log_level(min_level: int) -> None:
-    """Send ggml's log lines of at least ``min_level`` (``lib.GGML_LOG_LEVEL_*``) to that logger."""
+    """Send ggml's messages of at least ``min_level`` (``lib.GGML_LOG_LEVEL_*``) to the logger."""
     lib.dflash_log_install(min_level)
 
 
@@ -45,5 +45,5 @@ def install() -> None:
     """Route ggml's warnings to :mod:`logging` and explain aborts; called once, as the binding loads."""
     lib.dflash_abort_install()
     set_log_level(lib.GGML_LOG_LEVEL_WARN)
-    # a worker thread that logs while the interpreter is shutting down must not call into Python
+    # worker threads must not call into Python while the interpreter shuts down
     atexit.register(set_log_level, _SILENT)

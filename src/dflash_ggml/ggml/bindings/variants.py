@@ -1,4 +1,4 @@
-"""Choice of the binding's build: a wheel for many machines carries one per instruction set, a source build just one."""
+"""Choice of the binding's variant: a portable wheel contains one per instruction set, a source build only one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
 
-CUDA = "cu13"  # folder that the package dflash-ggml-cu13 fills: used before all others
-# best first: folder of the wheel, what a CPU must have (names of /proc/cpuinfo), and what ggml is built with beyond AVX2
+CUDA = "cu13"  # folder of the package dflash-ggml-cu13: takes precedence
+# best first: folder in the wheel, required CPU flags (names of /proc/cpuinfo), and ggml's options beyond AVX2
 VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "amx": (
         frozenset(
@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
 
 
 def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
-    """What the first CPU has, by the kernel's names; empty where unknown."""
+    """Flags of the first CPU, by the kernel's names; empty if unknown."""
     try:
         lines = Path(cpuinfo).read_text().splitlines()
     except OSError:
@@ -47,7 +47,7 @@ def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 
 
 def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
-    """The binding of the best variant that is there and that a CPU can run; None: the one beside this file."""
+    """The best available variant that a CPU with these flags can run; None: the one next to this file."""
     has = frozenset(flags)
     for name, needed in {
         CUDA: frozenset(),
@@ -60,7 +60,7 @@ def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
 
 
 def load_variant(package: str, flags: Iterable[str] | None = None) -> ModuleType | None:
-    """Load the best variant as the module `_bindings` of the package; None where there is none to choose from."""
+    """Load the best variant as the module `_bindings` of the package; None if there are no variants."""
     folder = Path(__file__).parent
     if not any((folder / name).is_dir() for name in (CUDA, *VARIANTS)):
         return None
