@@ -190,14 +190,14 @@ def test_operations_of_a_forest(native: Device, device: Device, seed: int) -> No
         size = deltas.nb[3]
         delta = g.view(deltas, (S, S, H_V, 4), (4 * S, 4 * S * S, size), offset=size // 2)
         rows = g.view(deltas, (S, S * H_V, 4), (4 * S, size), offset=size // 2)
-        conv = g.ssm_conv_forest(window, stores["x"], stores["c"], inputs["parents"], inputs["seqs"])
+        conv = g.ssm_conv_tree(window, stores["x"], stores["c"], inputs["parents"], inputs["seqs"])
         g.output(conv, "conv")
-        g.expand(g.ssm_conv_forest_commit(window, stores["x"], None, inputs["seqs"]))
+        g.expand(g.ssm_conv_tree_commit(window, stores["x"], None, inputs["seqs"]))
         sources = net(g, stores, delta, inputs["parents"], inputs["seqs"])
-        out = g.output(g.gated_delta_net_forest_persist(*sources), "out")
+        out = g.output(g.gated_delta_net_tree_persist(*sources), "out")
         width = out.ne[0] - S * H_V
         factors = g.cont(g.view(out, (width, n), (out.nb[1],), offset=4 * S * H_V))
-        g.expand(g.gated_delta_net_forest_commit(rows, factors, None, inputs["seqs"]))
+        g.expand(g.gated_delta_net_tree_commit(rows, factors, None, inputs["seqs"]))
 
     stores = net_inputs(n) | {"x": numbers(n, CHANNELS), "c": numbers(CHANNELS, K)}
     stores |= {"windows": numbers(4, 2, CHANNELS, K - 1), "deltas": numbers(4, 2 * H_V, S, S)}
@@ -222,8 +222,8 @@ def test_commits_of_a_forest(native: Device, device: Device, seed: int) -> None:
         window = g.view(windows, (K - 1, CHANNELS, 4, 2), (windows.nb[1], windows.nb[3], windows.nb[2]))
         a_delta = deltas.nb[3] // 2
         rows = g.view(deltas, (S, S * H_V, 4, 2), (4 * S, deltas.nb[3], a_delta))
-        g.expand(g.ssm_conv_forest_commit(window, stores["x"], inputs["path"], inputs["seqs"]))
-        g.expand(g.gated_delta_net_forest_commit(rows, stores["factors"], inputs["path"], inputs["seqs"]))
+        g.expand(g.ssm_conv_tree_commit(window, stores["x"], inputs["path"], inputs["seqs"]))
+        g.expand(g.gated_delta_net_tree_commit(rows, stores["factors"], inputs["path"], inputs["seqs"]))
 
     factors, x = -np.abs(numbers(2, n, S * (H_V + H_K) + H_V)), numbers(2, n, CHANNELS)
     factors[..., -H_V:] *= np.arange(n)[:, None]

@@ -382,42 +382,39 @@ class Operations:
         )
         return lib.ggml_gated_delta_net_chunked(self.ctx, *bound)
 
-    def ssm_conv_tree(self, state: Tensor, x: Tensor, c: Tensor, parents: Tensor) -> Tensor:
-        """Depthwise causal convolution along a tree: state [K-1, C], x [C, n], c [K, C], parents int32 [n] -> [C, n]."""
-        y = lib.ggml_ssm_conv_tree(self.ctx, state, x, c, parents)
-        return self._own(y, stock.ssm_conv_tree, state, x, c, parents)
+    # ---- one tree, or with seqs trees of several sequences: int32 [3, sequences] of state index, first column, number of columns
 
-    def ssm_conv_tree_commit(self, state: Tensor, x: Tensor, path: Tensor) -> Tensor:
-        """state <- last K-1 inputs of (state + x[path]); all layers at once through dimension 2."""
-        y = lib.ggml_ssm_conv_tree_commit(self.ctx, state, x, path)
-        return self._own(y, stock.ssm_conv_tree_commit, state, x, path)
+    def ssm_conv_tree(
+        self, state: Tensor, x: Tensor, c: Tensor, parents: Tensor, seqs: Tensor | None = None
+    ) -> Tensor:
+        """Depthwise causal convolution along trees.
+
+        Args:
+            state: [K-1, C], with `seqs` [K-1, C, states].
+            x: [C, n].
+            c: [K, C].
+            parents: int32 [n], with `seqs` from the first column of each block.
+            seqs: See above.
+
+        Returns:
+            [C, n].
+        """
+        return self._of_trees("ssm_conv_tree", seqs, state, x, c, parents)
+
+    def ssm_conv_tree_commit(
+        self, state: Tensor, x: Tensor, path: Tensor | None, seqs: Tensor | None = None
+    ) -> Tensor:
+        """state <- last K-1 inputs of (state + x[path]), all layers at once.
+
+        Args:
+            state: [K-1, C, layers], with `seqs` [K-1, C, states, layers].
+            x: [C, n, layers].
+            path: int32 [m], with `seqs` [m, sequences], or None: sequences of one column are advanced.
+            seqs: See above.
+        """
+        return self._of_trees("ssm_conv_tree_commit", seqs, state, x, path)
 
     def gated_delta_net_tree_persist(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, parents: Tensor
-    ) -> Tensor:
-        """Gated delta rule along a tree -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v."""
-        y = lib.ggml_gated_delta_net_tree_persist(self.ctx, q, k, v, g, beta, state, parents)
-        return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents)
-
-    def gated_delta_net_tree_commit(self, state: Tensor, factors: Tensor, path: Tensor) -> Tensor:
-        """state <- state after the accepted path, from the factors u | k | G; all layers at once through the last dimension."""
-        y = lib.ggml_gated_delta_net_tree_commit(self.ctx, state, factors, path)
-        return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path)
-
-    # ---- the same for trees of several sequences; seqs int32 [3, sequences]: state index, first column, number of columns
-
-    def ssm_conv_forest(self, state: Tensor, x: Tensor, c: Tensor, parents: Tensor, seqs: Tensor) -> Tensor:
-        """`ssm_conv_tree` of blocks of columns: state [K-1, C, states], parents int32 [n] from each block's first column."""
-        y = lib.ggml_ssm_conv_forest(self.ctx, state, x, c, parents, seqs)
-        return self._own(y, stock.ssm_conv_tree, state, x, c, parents, seqs)
-
-    def ssm_conv_forest_commit(self, state: Tensor, x: Tensor, path: Tensor, seqs: Tensor) -> Tensor:
-        """state [K-1, C, states, layers] <- last K-1 inputs of (state + x[path]); x [C, n, layers], path int32 [m, sequences], or
-        None: sequences of one column are advanced."""
-        y = lib.ggml_ssm_conv_forest_commit(self.ctx, state, x, path or ffi.NULL, seqs)
-        return self._own(y, stock.ssm_conv_tree_commit, state, x, path, seqs)
-
-    def gated_delta_net_forest_persist(
         self,
         q: Tensor,
         k: Tensor,
@@ -426,15 +423,28 @@ class Operations:
         beta: Tensor,
         state: Tensor,
         parents: Tensor,
-        seqs: Tensor,
+        seqs: Tensor | None = None,
     ) -> Tensor:
-        """`gated_delta_net_tree_persist` of blocks of columns: state [S, S, H_v, states]."""
-        y = lib.ggml_gated_delta_net_forest_persist(self.ctx, q, k, v, g, beta, state, parents, seqs)
-        return self._own(y, stock.gated_delta_net_tree_persist, q, k, v, g, beta, state, parents, seqs)
+        """Gated delta rule along trees -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v.
 
-    def gated_delta_net_forest_commit(
-        self, state: Tensor, factors: Tensor, path: Tensor, seqs: Tensor
+        With `seqs` state is [S, S, H_v, states].
+        """
+        return self._of_trees("gated_delta_net_tree_persist", seqs, q, k, v, g, beta, state, parents)
+
+    def gated_delta_net_tree_commit(
+        self, state: Tensor, factors: Tensor, path: Tensor | None, seqs: Tensor | None = None
     ) -> Tensor:
-        """state [S, S*H_v, states, layers] <- the states after the accepted paths, from the factors u | k | G; path as above."""
-        y = lib.ggml_gated_delta_net_forest_commit(self.ctx, state, factors, path or ffi.NULL, seqs)
-        return self._own(y, stock.gated_delta_net_tree_commit, state, factors, path, seqs)
+        """state <- the state after the accepted path, from the factors u | k | G; all layers at once through the last dimension.
+
+        With `seqs` state is [S, S*H_v, states, layers]; path as in `ssm_conv_tree_commit`.
+        """
+        return self._of_trees("gated_delta_net_tree_commit", seqs, state, factors, path)
+
+    def _of_trees(self, name: str, seqs: Tensor | None, *sources: Tensor | None) -> Tensor:
+        """An operation along one tree, or with `seqs` its twin for several, which may have no path."""
+        if seqs is None:
+            y = getattr(lib, f"ggml_{name}")(self.ctx, *sources)
+        else:
+            bound = (ffi.NULL if t is None else t for t in (*sources, seqs))
+            y = getattr(lib, f"ggml_{name.replace('tree', 'forest')}")(self.ctx, *bound)
+        return self._own(y, getattr(stock, name), *sources, seqs)

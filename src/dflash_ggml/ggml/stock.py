@@ -227,7 +227,7 @@ def _product(g: Graph, a, b):
 def ssm_conv_tree(
     g: Graph, state: Tensor, x: Tensor, c: Tensor, parents: Tensor, seqs: Tensor | None = None
 ) -> Tensor:
-    """See Operations.ssm_conv_tree and ssm_conv_forest."""
+    """See Operations.ssm_conv_tree."""
     kernel, (channels, n), states = c.ne[0], x.ne[0:2], state.ne[2]
     windows = g.cont(g.permute(state, 1, 0, 2, 3), channels, (kernel - 1) * states)
     inputs = g.concat(windows, x, 1)
@@ -245,7 +245,7 @@ def ssm_conv_tree(
 def ssm_conv_tree_commit(
     g: Graph, state: Tensor, x: Tensor, path: Tensor, seqs: Tensor | None = None
 ) -> Tensor:
-    """See Operations.ssm_conv_tree_commit and ssm_conv_forest_commit."""
+    """See Operations.ssm_conv_tree_commit."""
     size, channels = state.ne[0:2]
     n, layers = x.ne[1], x.ne[2]
     if seqs is None:
@@ -277,7 +277,7 @@ def gated_delta_net_tree_persist(
     parents: Tensor,
     seqs: Tensor | None = None,
 ) -> Tensor:
-    """See Operations.gated_delta_net_tree_persist and gated_delta_net_forest_persist.
+    """See Operations.gated_delta_net_tree_persist.
 
     With A the ancestors of each column, itself included, G = A g the decay since the committed state S, and D the factors
     exp(G_i - G_j) where j is in A_i, 0 elsewhere: (1 + beta D (K K^T), without its diagonal) U = beta (V - exp(G) K S), and
@@ -334,7 +334,7 @@ def _read_states(g: Graph, state, columns, parents, seqs):
 def gated_delta_net_tree_commit(
     g: Graph, state: Tensor, factors: Tensor, path: Tensor, seqs: Tensor | None = None
 ) -> Tensor:
-    """See Operations.gated_delta_net_tree_commit and gated_delta_net_forest_commit."""
+    """See Operations.gated_delta_net_tree_commit."""
     s, layers = state.ne[0], state.ne[3]
     (size, n), m = factors.ne[0:2], 1 if path is None else path.ne[0]
     h = state.ne[2] if seqs is None else state.ne[1] // s

@@ -93,17 +93,17 @@ class ForestRecurrence:
 
     def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
         """See Recurrence."""
-        return self.g.ssm_conv_forest(self.windows, x, kernel, self.parents, self.seqs)
+        return self.g.ssm_conv_tree(self.windows, x, kernel, self.parents, self.seqs)
 
     def advance_window(self, x: Tensor) -> None:
         """Update the windows of sequences of one column."""
-        self.g.expand(self.g.ssm_conv_forest_commit(self.windows, x, None, self.seqs))
+        self.g.expand(self.g.ssm_conv_tree_commit(self.windows, x, None, self.seqs))
 
     def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """See Recurrence; sequences of one column are advanced."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
-        rows = g.gated_delta_net_forest_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
+        rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
         tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
         factors = g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
-        g.expand(g.gated_delta_net_forest_commit(self.rows_of_deltas, factors, None, self.seqs))
+        g.expand(g.gated_delta_net_tree_commit(self.rows_of_deltas, factors, None, self.seqs))
         return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))

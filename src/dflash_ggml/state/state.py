@@ -300,8 +300,8 @@ def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved
         windows = g.view(of.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
         rows = a_delta // (4 * s)
         deltas = g.view(of.deltas, (s, rows, n, layers), (4 * s, layers * a_delta, a_delta))
-        g.expand(g.ssm_conv_forest_commit(windows, of.conv_inputs, path, seqs))
-        g.expand(g.gated_delta_net_forest_commit(deltas, of.factors, path, seqs))
+        g.expand(g.ssm_conv_tree_commit(windows, of.conv_inputs, path, seqs))
+        g.expand(g.gated_delta_net_tree_commit(deltas, of.factors, path, seqs))
     if moved:
         _move_rows(g, state, moved)
     return g
