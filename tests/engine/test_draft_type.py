@@ -116,7 +116,9 @@ def test_where_it_does_not_fit(
         source = open_draft(config.draft, None, type_)
         with pytest.raises(ZeroDivisionError):
             loading._on_device(
-                memory_planner.Opened(device, replace(config, draft_type=type_), file, target, source), None
+                memory_planner.Opened(device, replace(config, draft_type=type_), file, target, source),
+                None,
+                None,  # type: ignore[arg-type]
             )
     device.close()
     sizes = [next(part.nbytes(256) for part in parts if part.name == "draft weights") for parts in weights]

@@ -23,7 +23,7 @@ class Engine:
     """A target and, if given, a draft. `open` gives slots; `step` decodes the sequences of one or more of them in one pass."""
 
     def __init__(self, config: EngineConfig, loaded: Loaded) -> None:
-        self.config, self.n_ctx, self.memory = config, loaded.n_ctx, loaded.memory
+        self.config, self.n_ctx, self.memory = config, loaded.memory.n_ctx, loaded.memory
         self.tokenizer, self.metadata = loaded.tokenizer, loaded.metadata
         self.passes, self.drafter, self.over = loaded.passes, loaded.drafter, loaded.over
         self.batches, self.lookup = loaded.batches, loaded.prompt_lookup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +33,31 @@ Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Loaded:
     """The parts of a loaded engine.
 
     Attributes:
-        n_ctx: Context length in tokens.
         memory: The plan that was allocated.
+        draft: The file of the draft in use.
+        over: Cache rows of a sequence beyond its committed tokens.
+        scorer: Of prompts.
         costs_file: The file that caches `costs`, None if none does.
     """
 
     device: Device
     passes: TargetPasses
     drafter: Drafter | None
-    prompt_lookup: PromptLookup | None
     tokenizer: Tokenizer
     metadata: dict[str, Any]
-    n_ctx: int
     memory: MemoryPlan
-    costs: Costs
     batches: BatchSizes
+    over: int
+    draft: Path | None = None
+    scorer: Scorer | None = None
+    prompt_lookup: PromptLookup | None = None
+    costs: Costs = field(default_factory=Costs)
     costs_file: Path | None = None
-    draft: Path | None = None  # the file of the draft in use
-    over: int = 0  # cache rows of a sequence beyond its committed tokens
-    scorer: Scorer | None = None  # of prompts
 
 
 def load(
@@ -130,13 +131,12 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     for note in [*(draft.check(target, str(config.model)) if draft else ()), *notes]:
         log.warning("%s", note)
     source = open_scorer(config, tokenizer.tokens)
-    device, costs, costs_file = choose_device(config), Costs(), None
+    device = choose_device(config)
     try:
         opened = Opened(device, config, file, as_computed(target, file, device), draft, source)
-        passes, drafter, scorer, memory, batches, over = _on_device(opened, progress)
-        prompt_lookup = PromptLookup(config.budget) if config.prompt_lookup else None
-        if drafter or prompt_lookup:
-            if others := without_kernels(device, passes.weights):
+        loaded = _on_device(opened, tokenizer, progress)
+        if loaded.drafter or loaded.prompt_lookup:
+            if others := without_kernels(device, loaded.passes.weights):
                 log.warning(
                     "%s: %s of its bytes have no kernels for several tokens at once on this GPU, so drafting gains less",
                     config.model,
@@ -144,8 +144,9 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
                 )
             kinds = sorted((name, t.type, t.shape) for name, t in file.tensors.items())
             tensors = [kinds, draft.identity if draft else []]
-            points, costs_file = known_costs(config, passes, drafter, tensors, calibration_seconds)
-            costs.learn(points)
+            measured = config, loaded.passes, loaded.drafter, tensors, calibration_seconds
+            points, loaded.costs_file = known_costs(*measured)
+            loaded.costs.learn(points)
     except MemoryError as error:
         device.close()
         raise no_host_memory("loading") from error
@@ -157,23 +158,7 @@ def _load(config: EngineConfig, progress: Progress | None, calibration_seconds: 
     except BaseException:
         device.close()
         raise
-    metadata = dict(file.metadata)
-    return Loaded(
-        device,
-        passes,
-        drafter,
-        prompt_lookup,
-        tokenizer,
-        metadata,
-        memory.n_ctx,
-        memory,
-        costs,
-        batches,
-        costs_file,
-        config.draft,
-        over,
-        scorer,
-    )
+    return loaded
 
 
 def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSource | None:
@@ -200,11 +185,8 @@ def no_host_memory(what: str) -> DeviceError:
     )
 
 
-def _on_device(
-    opened: Opened, progress: Progress | None
-) -> tuple[TargetPasses, Drafter | None, Scorer | None, MemoryPlan, BatchSizes, int]:
-    """Plan the memory, upload the weights and allocate the state; also returns the batch sizes and the rows of a sequence
-    beyond its tokens."""
+def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) -> Loaded:
+    """Plan the memory, bring the weights to the device and make the state."""
     device, config = opened.device, opened.config
     target, draft, source = opened.target, opened.draft, opened.scorer
     wanted = fitting_needs(opened)
@@ -264,7 +246,13 @@ def _on_device(
     # copying lent experts dominates, for few tokens as for many
     flat = LENT if wanted.kept else None
     batches = BatchSizes(n_batch, paced, device.is_gpu, flat)
-    return passes, drafter, scorer, memory, batches, wanted.over_each
+    metadata, lookup = (
+        dict(opened.file.metadata),
+        PromptLookup(config.budget) if config.prompt_lookup else None,
+    )
+    loaded = Loaded(device, passes, drafter, tokenizer, metadata, memory, batches, wanted.over_each)
+    loaded.draft, loaded.scorer, loaded.prompt_lookup = config.draft, scorer, lookup
+    return loaded
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:
