@@ -1,1 +1,1 @@
-"""Model files and where they come from: GGUF, safetensors, typed keys, the hub, pairs."""
+"""Model files and their sources: GGUF, safetensors, typed keys, the hub, target-draft pairs."""

@@ -1,4 +1,4 @@
-"""Fingerprint of a file without reading all of it: models are tens of gigabytes, and copies and renames change nothing."""
+"""Fingerprint of a model from samples of its bytes, independent of path and timestamps; models are tens of gigabytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .gguf import part_names
 
-SAMPLES, SAMPLE = 64, 4096  # of each file, evenly spaced; a training step changes every tensor
+SAMPLES, SAMPLE = 64, 4096  # samples per file, evenly spaced; a training step changes every tensor
 
 
 def fingerprint(path: Path) -> str:

@@ -1,9 +1,9 @@
 """Reader of GGUF files (versions 2 and 3, little-endian) through a memory map.
 
 Opening a file reads its header only. Weights stay on disk until they are touched, numeric arrays are views
-into the file, and arrays of strings (a vocabulary) are walked once and decoded on first use. Of a model in
-parts (`-00001-of-00003.gguf`) any one may be named: all are mapped, and read as one file. Whatever is
-wrong with a file is reported as one `ModelFileError` that names the file and the field.
+into the file, and arrays of strings (a vocabulary) are scanned once and decoded on first use. A split model
+(`-00001-of-00003.gguf`) may be named by any of its parts: all are mapped, and read as one file. Every defect
+of a file is reported as a `ModelFileError` that names the file and the field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import ModelFileError
 from .keys import KeyedFile, short
 from .tensor_info import TensorInfo, ggml_types, tensor_nbytes
 
-# Limits far above any real model; they bound the time and memory that a damaged count can cost.
+# Limits far above any real model, which bound the time and memory of reading a damaged count.
 MAX_ENTRIES = 1 << 20  # metadata keys; tensors
 MAX_ARRAY = 1 << 24  # elements of one array
 MAX_TEXT = 1 << 26  # bytes of one string
@@ -36,7 +36,7 @@ PART_NAME = re.compile(
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a model, by that of one of them; the name alone where it names no part."""
+    """The names of all parts of a split model, given one of them; the name alone for a single file."""
     match = PART_NAME.match(name)
     if match is None or int(match["count"]) < 2:
         return [name]
@@ -56,12 +56,12 @@ _SCALARS: dict[int, np.dtype] = {
 
 
 class StringArray(Sequence[str]):
-    """An array of strings, decoded as a whole on first use; `ModelFileError` for one that is not UTF-8."""
+    """An array of strings, decoded on first use; `ModelFileError` if one is not UTF-8."""
 
     __slots__ = ("_blob", "_count", "_field", "_items")
 
     def __init__(self, field: str, blob: np.ndarray, count: int) -> None:
-        """`blob` (uint8): `count` strings, each after its 64-bit length, which is known to be in range."""
+        """`blob` (uint8): `count` strings, each after its 64-bit length, already checked."""
         self._field, self._blob, self._count = field, blob, count
         self._items: list[str] | None = None
 
@@ -94,8 +94,8 @@ class GGUFFile(KeyedFile):
     """An open GGUF file, all its parts if it has several; a context manager.
 
     Attributes:
-        metadata: Key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file); of several
-            parts, the first one's.
+        metadata: Key -> int, float, bool, str, `StringArray`, or a read-only numpy array (a view into the file), of the
+            first part.
         tensors: Name -> `TensorInfo`, in file order; offsets within the part that holds the tensor.
     """
 
@@ -106,7 +106,7 @@ class GGUFFile(KeyedFile):
             ModelFileError: The file is missing or has any defect.
         """
         self._open(Path(path))
-        self._holders: dict[str, GGUFFile] = {}  # of the tensors that lie in another part
+        self._holders: dict[str, GGUFFile] = {}  # by name, for tensors in other parts
         if (count := self.get("split.count", int)) is not None and count > 1:
             self._join(count)
 
@@ -126,7 +126,7 @@ class GGUFFile(KeyedFile):
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(self._read_tensors(n_tensors))
 
     def _join(self, count: int) -> None:
-        """Open the other parts of the model and read all as one. Raises `ModelFileError` for one that is missing or foreign."""
+        """Open the other parts of the model. Raises `ModelFileError` for a missing or foreign part."""
         names = part_names(self.path.name)
         if len(names) != count:
             raise self.error(
@@ -170,7 +170,7 @@ class GGUFFile(KeyedFile):
         self.close()
 
     def close(self) -> None:
-        """Let go of the file. It is unmapped once the last array that `data` gave out is gone."""
+        """Close the file. It is unmapped once the last array returned by `data` is gone."""
         self._bytes = np.empty(0, np.uint8)
         self._holders = {}
 
@@ -187,14 +187,14 @@ class GGUFFile(KeyedFile):
         return holder._bytes[info.offset : info.offset + info.nbytes]
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Let tensors be known by other names: old name -> new one, which no tensor has yet."""
+        """Rename tensors: old name -> new, unused name."""
         if names:
             tensors = {names.get(name, name): info for name, info in self.tensors.items()}
             self._holders = {names.get(name, name): part for name, part in self._holders.items()}
             self.tensors = MappingProxyType(tensors)
 
     def replace(self, name: str, parts: Iterable[TensorInfo]) -> None:
-        """Let others, which lie within its bytes and whose names no tensor has yet, stand in a tensor's place."""
+        """Replace a tensor by others within its bytes, with unused names."""
         found = {part.name: part for part in parts}
         tensors: dict[str, TensorInfo] = {}
         for old, info in self.tensors.items():
@@ -300,7 +300,7 @@ class GGUFFile(KeyedFile):
         try:
             for _ in range(count):
                 pos += 8 + unpack(buffer, pos)[0]
-        except (struct.error, OverflowError):  # `pos` has left the file, or even the range of an offset
+        except (struct.error, OverflowError):  # `pos` is outside the file, or even of the offset's range
             pos = len(buffer) + 1
         if pos > len(buffer):
             raise self._truncated(field)

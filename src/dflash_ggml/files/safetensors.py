@@ -1,7 +1,7 @@
 """Reader of safetensors checkpoints (one file, or shards of one) through memory maps, without torch.
 
-The `safetensors` package checks every header; the bytes come from our own map, because the package can hand
-out bf16 only as a tensor of a framework that has such a type.
+The `safetensors` package checks every header; the bytes come from our own map, because the package returns bf16
+only as a framework's tensor.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class SafetensorsFile(KeyedFile):
         self.metadata = MappingProxyType(dict(_flat(read_json(folder / "config.json"))))
 
     def close(self) -> None:
-        """Let go of the files. They are unmapped once the last array that `data` gave out is gone."""
+        """Close the files. They are unmapped once the last array returned by `data` is gone."""
         self._data = {}
 
     def replace(
         self, gone: Iterable[str], made: Mapping[str, tuple[int, tuple[int, ...], np.ndarray]]
     ) -> None:
-        """Have tensors made of others in their place: name -> type, shape in ggml's order, bytes."""
+        """Replace tensors by new ones: name -> type, shape in ggml's order, bytes."""
         tensors = {name: info for name, info in self.tensors.items() if name not in set(gone)}
         for name, (kind, shape, data) in made.items():
             if name in tensors:
@@ -88,7 +88,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        ModelFileError: It is missing, too large or no such object.
+        ModelFileError: It is missing, too large, or not an object.
     """
     if not path.exists():
         raise ModelFileError(f"{path}: no such file; it must lie beside the safetensors weights")
@@ -105,7 +105,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _int(digits: str) -> int:
-    """An integer as a file may hold it. Raises ValueError for one of more than 64 bits, which no sum or float could take."""
+    """Parse a JSON integer. Raises ValueError for more than 64 bits, which would overflow floats."""
     if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
@@ -138,7 +138,7 @@ def read_shard(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
     """The tensors of one .safetensors file, each with its bytes as uint8.
 
     Raises:
-        ModelFileError: It is damaged, or a tensor has a type that is not supported.
+        ModelFileError: It is damaged, or a tensor has an unsupported type.
     """
     whole = map_file(path)
     length = int.from_bytes(bytes(whole[:8]), "little")

@@ -1,4 +1,4 @@
-"""Tensors as model files describe them, and how ggml stores their types."""
+"""Tensor descriptions of model files, and the storage of ggml's types."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ F32, F16, BF16 = 0, 1, 30
 
 @cache
 def ggml_types() -> Mapping[int, GGMLType]:
-    """The types that the linked ggml stores, by number.
+    """The types of the linked ggml, by number.
 
-    ggml alone knows them: a table here would be a second truth. It is asked at the first tensor, so that
-    importing this module needs no compiled binding.
+    Read from ggml itself instead of a second table, at the first tensor, so that importing this module needs no compiled
+    binding.
     """
     from ..ggml.bindings import ffi, lib
 
     types = {}
     for code in range(lib.GGML_TYPE_COUNT):
-        if block := lib.ggml_blck_size(code):  # 0: a number that is no longer in use
+        if block := lib.ggml_blck_size(code):  # 0: a removed type
             name = ffi.string(lib.ggml_type_name(code)).decode()
             types[code] = GGMLType(name, block, lib.ggml_type_size(code))
     return MappingProxyType(types)

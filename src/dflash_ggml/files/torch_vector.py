@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from ..errors import ModelFileError
 
-MAX_BYTES = 1 << 24  # of an archive; a vector of a model's width takes some ten KB
+MAX_BYTES = 1 << 24  # largest archive in bytes; a vector of a model's width takes about ten KB
 _ELEMENTS = {"FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2", "DoubleStorage": "<f8"}
 
 
 def read_torch_vector(path: Path, key: str) -> tuple[NDArray[np.float32], dict[str, Any]]:
-    """The vector float32 [n] under `key` of a saved dictionary, and what else is in it.
+    """The vector float32 [n] under `key` of a saved dictionary, and its other entries.
 
     Raises:
-        ModelFileError: The archive cannot be read or has no such vector.
+        ModelFileError: The archive is unreadable or has no such vector.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -40,7 +40,7 @@ def read_torch_vector(path: Path, key: str) -> tuple[NDArray[np.float32], dict[s
 
 
 class _Reader(pickle.Unpickler):
-    """Builds tensors of one dimension and nothing else that a pickle could name."""
+    """Unpickler that builds one-dimensional tensors and refuses everything else."""
 
     def __init__(self, archive: zipfile.ZipFile, prefix: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{prefix}data.pkl")))

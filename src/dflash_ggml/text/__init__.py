@@ -1,1 +1,1 @@
-"""Text and tokens: tokenizer, chat template, parsing, tools, grammars, stop strings. No model, no device."""
+"""Text processing without model or device: tokenizer, chat template, parsing, tools, grammars, stop strings."""

@@ -1,12 +1,11 @@
-"""Narrowing of a JSON schema, so that every answer it allows ends; what it allows, the original allows too.
+"""Narrowing of a JSON schema so that every allowed answer is finite; the result allows a subset of the original.
 
-Numbers have at most 16 digits before the point, 8 behind it and no exponent; objects that declare `properties` carry
-no other keys unless `additionalProperties` says so; what a schema leaves open altogether is any JSON within the same
-bounds (unless several schemas apply to one value). Strings without `maxLength` and lists without `maxItems` stay
-as long as the model likes.
+Numbers have at most 16 digits before the point, 8 after it and no exponent; objects with `properties` have no other keys
+unless `additionalProperties` allows them; unconstrained values are any JSON within the same bounds (unless several
+schemas apply to one value). Strings without `maxLength` and lists without `maxItems` stay unbounded.
 
-Schemas that apply to the same value (a schema with the members of its `allOf`, with what its `$ref` names, and with the
-branches of its `anyOf`) are closed once, over the names that all of them declare: each by itself would forbid the others' keys.
+Schemas that apply to the same value (a schema, the members of its `allOf`, the target of its `$ref`, and the branches of its
+`anyOf`) are closed once, over the names that all of them declare: each by itself would forbid the others' keys.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from .schema_facts import Facts, facts_of
 from .schema_reading import BOUNDS, FORMATS, LOWER, UNIONS, UPPER, SchemaReader, first_number, is_number
 from .schema_size import SchemaSize
 
-WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the bound where a schema sets none
-FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler holds bounds in 64 bits
-FRACTION = 1e-8  # the step of numbers where a schema sets none; the compiler takes none finer than 1e-10
-# Of one object, list or union: the compiler takes the square of their number, the parser some items for each.
+WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the default bound
+FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler stores bounds in 64 bits
+FRACTION = 1e-8  # default step of numbers; the compiler supports none finer than 1e-10
+# Members of one object, list or union: the compiler's time is quadratic in them.
 MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 1000
 MOST_CHARS = 1 << 20
-MOST_ITEMS = 4096  # of a list whose `maxItems` is larger; the compiler writes every one of them down
+MOST_ITEMS = 4096  # cap of `maxItems`: the compiler expands every item
 
-# the compiler refuses others, which constrain nothing
+# formats without effect, which the compiler refuses
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
@@ -48,8 +47,8 @@ def bounded_schema(schema: Any, root: Mapping[str, Any] | None = None) -> dict[s
 
 
 class _Bounder:
-    """One transformation. `mode` in its methods: None for a schema that stands alone, else the names shared with the
-    other schemas of the same value, which decide about all that it leaves open."""
+    """One transformation. `mode` in its methods: None for a schema that applies alone, else the names shared with the other
+    schemas of the same value, which bound everything it leaves open."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -74,7 +73,7 @@ class _Bounder:
         if isinstance(dialect, str) and _DIALECT.fullmatch(dialect):
             made["$schema"] = dialect
         if self._combines and "any" in self._defs:
-            # the compiler would recurse without end where two of it apply to one value
+            # the compiler would recurse infinitely if two of it apply to one value
             self._defs["any"] = True
         if self._defs:
             made["$defs"] = self._defs
@@ -141,7 +140,7 @@ class _Bounder:
         for branch in branches:
             keywords = self._reader.bound(branch)
             if key == "oneOf" and isinstance(keywords, dict) and set(keywords) == {"$ref"}:
-                # the compiler tells alternatives apart only where it sees them
+                # the compiler distinguishes alternatives only if they are inline
                 target = self._reader.target(keywords["$ref"])
                 if id(target) not in self._inlined:
                     self._inlined.add(id(target))
@@ -152,7 +151,7 @@ class _Bounder:
         return made
 
     def _close(self, keywords: dict[str, Any], made: dict[str, Any], facts: Facts, depth: int) -> None:
-        """Leave no keys but those declared, if any are."""
+        """Forbid undeclared keys, if any keys are declared."""
         closed = keywords.get("additionalProperties") is False
         for name in sorted(facts.shared):
             if not closed or name in made.get("properties", ()):
@@ -163,7 +162,7 @@ class _Bounder:
             return
         properties = made.setdefault("properties", {})
         for name, subs in facts.names.items():
-            # what other schemas declare they hold to; a name that is only required may be anything
+            # names declared by other schemas are constrained there; a name that is only required may be anything
             if name not in properties:
                 properties[name] = True if subs or name in facts.elsewhere else self._any()
         for key in UNIONS:
@@ -188,7 +187,7 @@ class _Bounder:
         return out
 
     def _fill(self, keywords: dict[str, Any], made: dict[str, Any], facts: Facts) -> None:
-        """Bounds for what the schema leaves open."""
+        """Add bounds where the schema has none."""
         kinds: Any = keywords.get("type")
         if isinstance(kinds, list):
             kinds = {kind for kind in kinds if isinstance(kind, str)}
@@ -220,7 +219,7 @@ class _Bounder:
             made["multipleOf"] = FRACTION
 
     def _plain(self, key: str, value: Any, depth: int) -> Any:
-        """A keyword without schemas in it."""
+        """Narrow a keyword without subschemas."""
         if key in ("enum", "required") and isinstance(value, list):
             self._size.count(len(value), depth)
             self._size.count_values(value, depth)

@@ -1,4 +1,4 @@
-"""Forms of tool calls in models' text: one table of the tags, for the reader of calls and for the grammar of forced ones.
+"""Formats of tool calls in models' output: one table of tags, for the parser of calls and the grammar of forced calls.
 
     <function=name>           {"name": "name", "arguments": {...}}           <tool_call>name
     <parameter=key>                                                          <arg_key>key</arg_key>
@@ -33,10 +33,10 @@ _BLANK = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What stands around thoughts and calls.
+    """Tags around reasoning and calls.
 
     Attributes:
-        text: Around texts in a call's object, "" where calls are of no such form.
+        text: Quote of strings in a call's object, "" for formats without one.
     """
 
     think: str
@@ -47,7 +47,7 @@ class Tags:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """Those that may be control tokens, of which a tag is the beginning where it goes on behind a `>`."""
+        """Tags that may be control tokens; a tag that continues after a `>` begins with one."""
         every = (self.think, self.end_think, self.call, self.end_call, self.text)
         return tuple(tag[: tag.index(">") + 1] for tag in every if tag)
 
@@ -58,20 +58,20 @@ GEMMA = Tags("<|channel>thought", "<channel|>", "<|tool_call>", "<tool_call|>", 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """One form of calls whose arguments stand between tags.
+    """A format of calls with arguments between tags.
 
     Attributes:
-        name: The head of a call, group 1 is the tool's name.
-        bare: It needs no `<tool_call>` before it.
-        key: The head of an argument, group 1 is its name, or without a group the end of the call.
-        open_key: What may become one.
-        end: Ends a value where one of `follow` comes behind it; all but the first of these end the call.
-        forgotten: The call's end (group 1) behind a value without an `end`.
-        key_line: An argument's head within such a value.
-        lines: Line ends around a value are not part of it.
-        quotes: Complete calls inside a value are. In a grammar's rule: `rule_name` and `rule_key` ({}: the name),
-            `rule_end` behind a value and `behind` that, `close`.
-        forbidden: Within a value, what the reader takes for its end.
+        name: Opening of a call, group 1 is the tool's name.
+        bare: Whether it needs no `<tool_call>` before it.
+        key: Opening of an argument, group 1 is its name, or without a group the end of the call.
+        open_key: Incomplete openings of an argument.
+        end: Ends a value if followed by one of `follow`; all but the first of these end the call.
+        forgotten: The call's end (group 1) after a value without an `end`.
+        key_line: An argument's opening within such a value.
+        lines: Whether line ends around a value are stripped.
+        quotes: Whether complete calls inside a value belong to it. Grammar rules: `rule_name` and `rule_key` ({}: the
+            name), `rule_end` after a value and `behind` after that, `close`.
+        forbidden: Text in a value that the parser would take for its end.
     """
 
     name: re.Pattern[str]
@@ -93,7 +93,7 @@ class CallForm:
 
     @property
     def closing(self) -> tuple[str, ...]:
-        """What may come behind a value, one after the other or alone."""
+        """Closing tags that may follow a value, in order or alone."""
         return ("\n" + self.end, self.end) if self.lines else (self.end,)
 
 
@@ -146,7 +146,7 @@ def after_blanks(text: str, at: int) -> int:
 
 
 def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that could be the beginning of a marker (0 if none)."""
+    """Length of the longest suffix of `text` that is a prefix of a marker (0 if none)."""
     for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
         if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
             return n

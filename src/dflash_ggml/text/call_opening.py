@@ -1,4 +1,4 @@
-"""Recognition of a tool call's opening: a quoted tag is text, a call may come without its tag."""
+"""Recognition of a tool call's opening: a quoted tag is text, a call may lack its tag."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def starts_with_any(text: str, options: tuple[str, ...]) -> Verdict:
 
 
 def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
-    """Whether a text is `{"name": "x", "arguments": ` of a known tool, in this order, before the arguments' brace.
+    """Whether a text begins with `{"name": "x", "arguments": ` of a known tool, in this order.
 
     Args:
-        quoted: Names by how they are written. Of a call also the tool's name, and where the arguments begin.
+        quoted: Names by their JSON spelling. For a call the result includes the tool's name and the arguments' start.
     """
     at, name, known = 0, "", tuple(quoted)
     for options in (
@@ -57,10 +57,10 @@ def json_head(text: str, quoted: Mapping[str, str]) -> tuple[Verdict, str, int]:
 
 
 class Opening:
-    """judge() a text from the first tag of a call, `<function=` or `{` on; it may grow from one look to the next.
+    """Classifies a growing text that begins with a call's first tag, `<function=` or `{`; see `judge`.
 
     Args:
-        schemas: By the names of the tools that are known.
+        schemas: Schemas by the names of known tools.
     """
 
     def __init__(self, schemas: Mapping[str, Any], tags: Tags = TAGS) -> None:
@@ -72,11 +72,11 @@ class Opening:
         self._at = 0
 
     def judge(self, text: str, final: bool = False) -> Verdict:
-        """What the text is as far as it is known.
+        """Classify the text as far as possible.
 
         Args:
-            text: It begins at the tag.
-            final: Nothing comes after it, so there is nothing to wait for.
+            text: Text from the tag on.
+            final: Whether it is complete.
         """
         tagged = text.startswith(self._tags.call)
         start = after_blanks(text, len(self._tags.call)) if tagged else 0
@@ -97,12 +97,12 @@ class Opening:
             return "wait" if FUNCTION.startswith(body) or OPEN_TAG.fullmatch(body) else "text"
         rest = body[match.end() :].lstrip()
         if tagged:
-            # cut right behind the name: a call all the same
+            # cut directly after the name: still a call
             return "call" if final and not rest else starts_with_any(rest, (*_BODIES, END_CALL))
         return starts_with_any(rest, _BODIES) if match[1].strip() in self._schemas else "text"
 
     def _keyed(self, body: str) -> Verdict:
-        """A call that begins with the tool's bare name: with an argument, or of a known tool without any."""
+        """A call that begins with the tool's bare name: with an argument, or of a known tool without arguments."""
         if match := FORMS["keys"].name.match(body):
             is_call = body.startswith(ARG_KEY, match.end()) or match[1] in self._schemas
             return "call" if is_call else "text"
@@ -147,5 +147,5 @@ def _call(value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def quoted_names(names: Iterable[str]) -> dict[str, str]:
-    """Names by how they are written in JSON."""
+    """Names by their JSON spelling."""
     return {'"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"': name for name in names}

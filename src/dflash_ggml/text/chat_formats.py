@@ -1,7 +1,7 @@
-"""The chat formats that llama-cpp-python and llama.cpp know by name, as templates of our own.
+"""Named chat formats of llama-cpp-python and llama.cpp, as templates of our own.
 
-Turn marks are those that each model's makers published. Where llama-cpp-python puts a system text of its own into a prompt,
-these put only what the conversation holds; and every system message is rendered, where it stands.
+Turn marks are those published with each model. Unlike llama-cpp-python's, they add no default system message, and every system
+message is rendered in its position.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Around = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """One turn format of `chat_formats.json`: what stands before and after each role's text, and what opens the answer.
+    """A format of `chat_formats.json`: the marks before and after each role's text, and the opening of the answer.
 
     Attributes:
         stop: Strings that end an answer.
-        joins: A system message opens the turn of the user after it.
+        joins: Whether a system message is part of the following user turn.
     """
 
     system: Around
@@ -35,7 +35,7 @@ class ChatFormat:
 
     @property
     def template(self) -> str:
-        """Source of the chat template; results of tools read like words of the user."""
+        """Source of the chat template; tool results are rendered as user messages."""
         around = {"system": self.system, "user": self.user, "tool": self.user, "assistant": self.assistant}
         goes_on = "loop.previtem and loop.previtem.role == 'system' and m.role != 'assistant'"
         before = f"('' if {goes_on} else around[m.role][0])" if self.joins else "around[m.role][0]"
@@ -57,10 +57,10 @@ CHATML = FORMATS["chatml"]
 
 
 def named_template(name: str) -> str:
-    """The template of a format by its name here or in llama.cpp (`llama3`).
+    """The template of a format, by its name here or in llama.cpp (`llama3`).
 
     Raises:
-        ConfigError: It lists the known ones.
+        ConfigError: The name is unknown; the message lists the known ones.
     """
     found = {key.replace("-", ""): form for key, form in FORMATS.items()}.get(name.replace("-", ""))
     if found is None:

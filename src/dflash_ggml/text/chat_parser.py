@@ -13,18 +13,18 @@ from .stopping import StopStrings
 from .tool_reader import ToolCallReader
 from .tool_schema import ToolSchema
 
-_TELLING = len("<tool")  # characters of a tag that are hardly anything else
+_TELLING = len("<tool")  # characters that identify the beginning of a tag
 
 ReasoningMode = Literal["off", "closed", "open", "begun"]
 
 
 def new_call_id(index: int, name: str) -> str:
-    """A tool-call id that no other call has."""
+    """A unique tool-call id."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 def reasoning_at_start(prompt: str, form: Tags = TAGS) -> ReasoningMode:
-    """Whether the rendered prompt ends inside a thought that is open."""
+    """Whether the rendered prompt ends inside an open think block."""
     return "open" if prompt.rstrip().endswith(form.think) else "closed"
 
 
@@ -32,14 +32,14 @@ class ChatParser:
     """feed() text, read events; flush() at the end.
 
     Attributes:
-        reasoning: "open" starts inside reasoning, "begun" behind the first words of it, "closed" outside, "off"
-            leaves the tags in the text.
+        reasoning: Start state: "open" inside reasoning, "begun" after its first words, "closed" outside; "off" leaves
+            the tags in the text.
         schemas: Tool name -> its arguments, None: tool-call tags stay in the text.
-        stops: Matcher for the visible text; `stopped` turns True when it matches and later text is ignored.
-        bare: Calls may come without their tags; False where the answer itself may have to look like one.
-        form: The tags. Only the one that ends reasoning does so; calls inside it count where the output ends with
-            them and it was never ended.
-        tags: Those that may be control tokens, which `mark` takes.
+        stops: Matcher for the visible text; after a match `stopped` is True and later text is ignored.
+        bare: Whether calls may lack their tags; False if the answer itself may look like one.
+        form: The tags. Only the closing tag ends reasoning; calls inside unclosed reasoning count if the output ends
+            with them.
+        tags: Tags that may be control tokens, passed to `mark`.
     """
 
     tags: tuple[str, ...] = TAGS.tokens
@@ -63,8 +63,8 @@ class ChatParser:
         self._stops = stops
         self._new_id = new_id
         self._reader: ToolCallReader | None = None
-        self._opening: Opening | None = None  # judges the text that _buf begins with
-        self._marker = ""  # which is this one
+        self._opening: Opening | None = None  # classifies the text at the start of _buf
+        self._marker = ""  # that text
         self._buf = ""
         self._space = ""
         self._looked = 0
@@ -75,7 +75,7 @@ class ChatParser:
         self.in_reasoning = reasoning in ("open", "begun")
         self.n_calls = 0
         self.stopped = False
-        self.text_out = 0  # characters of visible text that were settled: emitted or dropped
+        self.text_out = 0  # settled characters of visible text: emitted or dropped
 
     @property
     def in_call(self) -> bool:
@@ -84,30 +84,30 @@ class ChatParser:
 
     @property
     def in_text(self) -> bool:
-        """In visible text, or in what may still turn out to be that."""
+        """In visible text, or in undecided text."""
         return not (self.in_reasoning or self.in_call)
 
     @property
     def text_in(self) -> int:
-        """Characters of visible text that came in, and of what may still turn out to be visible text."""
+        """Characters of visible text received, undecided text included."""
         return self._passed + (0 if self.in_call or self.in_reasoning else len(self._buf))
 
     def feed(self, text: str) -> list[Delta]:
-        """Events that this text completes; possible beginnings of tags and stop strings are held back."""
+        """Events completed by this text; possible beginnings of tags and stop strings are held back."""
         events: list[Delta] = []
         self._buf += text
         self._advance(events)
         return events
 
     def mark(self, tag: str) -> list[Delta]:
-        """As feed(), of one of `tags` that was a control token."""
+        """As feed(), for one of `tags` that was a control token."""
         return self.feed(tag)
 
     def flush(self, cut: bool = False) -> list[Delta]:
-        """The output is over: everything held back that is not part of a stop string.
+        """End of the output: everything held back that is not part of a stop string.
 
         Args:
-            cut: A limit ended it.
+            cut: Whether a limit ended it.
         """
         events: list[Delta] = []
         self._advance(events, final=True, cut=cut)
@@ -129,7 +129,7 @@ class ChatParser:
             else:
                 more = self._read_text(events, final, cut)
 
-    # --- each takes from the buffer and says whether another look is worthwhile
+    # --- states: each consumes from the buffer and returns whether to continue
 
     def _read_call(self, reader: ToolCallReader, events: list[Delta], final: bool, cut: bool) -> bool:
         events += reader.feed(self._buf)
@@ -197,7 +197,7 @@ class ChatParser:
         self._opening = self._opening or Opening(self._schemas, self._form)
         verdict = self._opening.judge(self._buf, final)
         if cut and verdict == "text" and marker != "{" and self._opening.judge(self._buf) == "wait":
-            self._buf = self._space = ""  # a limit cut the head of a call: not worth showing
+            self._buf = self._space = ""  # a limit cut the opening of a call: drop it
             return False
         if verdict == "wait":
             self._marker = marker
@@ -213,7 +213,7 @@ class ChatParser:
         return True
 
     def _drop_cut_tag(self) -> None:
-        """Take the beginning of a call's tag off the end; a short one only where another call has just ended."""
+        """Drop an incomplete call tag at the end; a short one only directly after another call."""
         tags = tuple(tag for tag in self._markers if tag in (self._form.call, FUNCTION))
         n = partial_suffix(self._buf, tags)
         behind_call = self._trim and self.n_calls > 0 and not self._buf[: len(self._buf) - n].strip()
@@ -229,21 +229,21 @@ class ChatParser:
         return think + call + ((FUNCTION,) if self._bare else ())
 
     def _find_marker(self) -> tuple[int, str] | None:
-        """The first thing in the buffer that may be no text: a tag, or an object that the answer begins with."""
+        """The first possible markup in the buffer: a tag, or an object at the start of the answer."""
         found = [(at, marker) for marker in self._markers if (at := self._buf.find(marker)) >= 0]
         blank = after_blanks(self._buf, 0)
         if self._bare and not self._spoke and self._buf.startswith("{", blank):
             found.append((blank, "{"))
         first = min(found, default=None)
         if first is not None and first[1] == self._form.think and self._buf[: first[0]].strip():
-            self._spoke = True  # only an answer that begins with it begins with reasoning
+            self._spoke = True  # counts only at the start of the answer
             return self._find_marker()
         return first
 
-    # --- what becomes of it
+    # --- output
 
     def _all_calls(self, text: str) -> bool:
-        """Whether a text is complete calls and nothing else."""
+        """Whether a text consists of complete calls only."""
         assert self._schemas is not None
         while text:
             if Opening(self._schemas, self._form).judge(text, True) != "call":
@@ -273,7 +273,7 @@ class ChatParser:
             events.append(ReasoningDelta(body))
 
     def _pass(self, text: str, events: list[Delta]) -> None:
-        """Visible text on its way through the stop strings."""
+        """Pass visible text through the stop strings."""
         if not text:
             return
         self._passed += len(text)
@@ -292,7 +292,7 @@ class ChatParser:
             self._say(self._stops.flush(), events)
 
     def _say(self, text: str, events: list[Delta]) -> None:
-        """Visible text, without blank lines before it (after reasoning) and before a tool call."""
+        """Emit visible text, without blank lines after reasoning and before a tool call."""
         self.text_out += len(text)
         if self._trim:
             text = text.lstrip("\r\n")

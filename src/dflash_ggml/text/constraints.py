@@ -1,4 +1,4 @@
-"""The constraint that a chat request's grammar, response format and tools together put on the answer."""
+"""The combined constraint of a chat request's grammar, response format and tools on the answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .tools import NamedTool, ToolChoice
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A grammar and where it binds: `after` these texts, one behind the other; `repeat` after each further last one.
+    """A grammar and where it applies: `after` these texts in sequence; with `repeat` after each further occurrence of the last.
 
     Attributes:
-        is_turn: It binds all that the model writes, its thoughts too.
+        is_turn: Whether it applies to the whole output, reasoning included.
     """
 
     spec: GrammarSpec
@@ -36,7 +36,7 @@ class Constraint:
 
 
 def special_tags(tokenizer: Tokenizer) -> frozenset[str]:
-    """The think and tool tags that are control tokens of a vocabulary."""
+    """The think and tool tags that are control tokens in a vocabulary."""
     ids = {tag: tokenizer.id_of(tag) for tag in (*TAGS.tokens, *HarmonyParser.tags, *GEMMA.tokens)}
     return frozenset(tag for tag, i in ids.items() if i is not None and tokenizer.is_control(i))
 
@@ -52,16 +52,16 @@ def chat_constraint(
     parallel: bool = True,
     strict: bool = False,
 ) -> Constraint | None:
-    """The one constraint that follows from all these demands, or None.
+    """The constraint that combines all these options, or None.
 
-    A forced tool choice binds the answer to calls (one, unless `parallel`); a JSON response format with tool choice
-    "auto" to calls or such an answer; `strict` in "auto" binds every call that the model begins to its tool's schema.
+    A forced tool choice constrains the answer to calls (one, unless `parallel`); a JSON response format with tool choice
+    "auto" to calls or such an answer; `strict` with "auto" constrains every call to its tool's schema.
 
     Args:
         schemas: Tool name -> argument schema.
 
     Raises:
-        ConfigError: For demands that contradict each other.
+        ConfigError: Options contradict each other.
     """
     answer = response_format_spec(response_format)
     if grammar is not None and answer is not None:

@@ -24,9 +24,9 @@ class TokenLogprob:
     """An emitted token with its log-probability and the best alternatives (sorted, best first).
 
     Attributes:
-        logprob: None for a prompt's first token, which nothing predicts, and where only the tokens were asked for.
-        offset: Index of the character at which the token's text begins, in prompt and output of a completion concatenated,
-            in the visible text of a chat.
+        logprob: None for a prompt's first token, which nothing predicts, and if only the tokens were requested.
+        offset: Index of the token's first character: in the concatenated prompt and output of a completion, in the
+            visible text of a chat.
     """
 
     token: int
@@ -45,7 +45,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More visible text; `logprobs` has the tokens whose text begins in this delta, when they were asked for."""
+    """More visible text; `logprobs` has the tokens whose text begins in this delta, if requested."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None

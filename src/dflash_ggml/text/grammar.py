@@ -1,8 +1,7 @@
 """Constrained output: JSON schema, regex, GBNF and Lark through `llguidance`, as a logits processor.
 
-The processor is called once per emitted token with the true history, on the row of the tree node that was reached. It
-derives its state from that history alone, so drafts cannot disturb it: tokens it has not seen are consumed, tokens
-that are no longer there are rolled back.
+The processor is called once per emitted token with the true history, on the logits of the visited tree node. Its state
+follows from that history alone, independent of drafts: new tokens are consumed, removed ones rolled back.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .tokenizer import Tokenizer
 
 JSON_OPTIONS = json_options()
-# The compiler's and the parser's own bounds: a tenth of a second to compile, some tens of milliseconds for a mask.
+# Limits of the compiler and the parser: a tenth of a second to compile, some tens of milliseconds for a mask.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 5_000_000,
     "step_lexer_fuel": 200_000,
@@ -42,13 +41,13 @@ PARSER_LIMITS = {
     "verbose_errors": False,
 }
 _LIMIT = re.compile(r"too many|max is|limit|fuel", re.IGNORECASE)
-COMPILED = 16  # grammars that are kept; chats repeat theirs
+COMPILED = 16  # compiled grammars to cache; chats repeat theirs
 
 
 class LlamaGrammar:
-    """A grammar object as llama-cpp-python users know it, plus `from_regex` and `from_lark`.
+    """llama-cpp-python's grammar class, plus `from_regex` and `from_lark`.
 
-    Nothing is compiled before it meets a vocabulary, so errors in the grammar appear at the first use.
+    Compiled for a vocabulary at the first use, where errors in the grammar appear.
     """
 
     def __init__(self, spec: GrammarSpec) -> None:
@@ -91,11 +90,11 @@ class LlamaGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary, and keeps the last ones. Any thread may ask.
+    """Compiles grammars for one vocabulary, with a cache; thread-safe.
 
     Args:
         n_vocab: Width of a logits row (at least the tokenizer's).
-        vet: Asked before a grammar is compiled; raises ConfigError for one that must not be.
+        vet: Called before a grammar is compiled; raises ConfigError to refuse it.
 
     Raises:
         ConfigError: Llguidance is not installed.
@@ -113,14 +112,14 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Take in the vocabulary now: it takes half a second for a large one, and no other thread runs meanwhile."""
+        """Prepare the vocabulary now: half a second for a large one, holding the interpreter lock."""
         self._tokens()
 
     def matcher(self, spec: GrammarSpec) -> LLMatcher:
         """A fresh matcher.
 
         Raises:
-            ConfigError: For a bad grammar, with the compiler's message or the limit that it met.
+            ConfigError: The grammar is invalid or exceeds a limit.
         """
         with self._lock:
             made = self._compiled.get(spec)
@@ -146,8 +145,8 @@ class GrammarCompiler:
             elif spec.kind == "regex":
                 grammar = lib.LLMatcher.grammar_from_regex(spec.text)
             elif spec.kind == "gbnf":
-                lark = lib.grammar_from("gbnf", spec.text)  # which takes Lark as well
-                if lark.startswith("{"):  # older versions put it into JSON
+                lark = lib.grammar_from("gbnf", spec.text)  # accepts Lark as well
+                if lark.startswith("{"):  # older versions need JSON
                     lark = json.loads(lark)["grammars"][0]["lark_grammar"]
                 check_text("lark", lark)
                 grammar = lib.LLMatcher.grammar_from_lark(bounded_lark(lark, JSON_OPTIONS))
@@ -162,10 +161,10 @@ class GrammarCompiler:
         return matcher
 
     def refusal(self, schema: Any, root: Any = None) -> str:
-        """Why a JSON schema does not compile; empty where it does.
+        """The reason why a JSON schema does not compile; empty if it does.
 
         Args:
-            root: What its references point into.
+            root: Document of its references.
         """
         lib = self._library
         try:
@@ -180,7 +179,7 @@ class GrammarCompiler:
     def processor(
         self, spec: GrammarSpec, n_prompt: int, after: Sequence[str] = (), repeat: bool = False
     ) -> GrammarProcessor:
-        """A logits processor for one generation; arguments as there."""
+        """A logits processor for one generation; arguments as in `GrammarProcessor`."""
         return GrammarProcessor(self.matcher(spec), self.tokenizer, n_prompt, after, repeat)
 
     def _tokens(self) -> LLTokenizer:
@@ -190,7 +189,7 @@ class GrammarCompiler:
                 wrapper, ends = lib.TokenizerWrapper(known), sorted(self.tokenizer.eog_ids)
                 try:
                     self._vocabulary = lib.LLTokenizer(wrapper, n_vocab=self.n_vocab, eos_token=ends)
-                except TypeError:  # older versions, to which guidance is pinned, take one
+                except TypeError:  # older versions accept only one
                     self._vocabulary = lib.LLTokenizer(
                         wrapper, n_vocab=self.n_vocab, eos_token=known.eos_token_id
                     )
@@ -200,8 +199,8 @@ class GrammarCompiler:
 class GrammarProcessor:
     """(history int32 [n], scores float32 [V]) -> scores with -inf where the grammar forbids the token.
 
-    Binds what follows the first n_prompt tokens; with `after`, what follows these texts in it, one behind the other; with
-    `repeat`, once more after each further occurrence of the last one when the grammar has been completed.
+    Applies after the first n_prompt tokens; with `after`, after these texts in sequence; with `repeat`, again after each
+    further occurrence of the last one once the grammar is complete.
     """
 
     def __init__(
@@ -221,10 +220,10 @@ class GrammarProcessor:
         self._restart()
 
     def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mask the scores of tokens that may not come now.
+        """Mask the scores of forbidden tokens.
 
         Raises:
-            DflashError: The history itself breaks the grammar.
+            DflashError: The history violates the grammar.
             ConfigError: The grammar exceeds its limits.
         """
         bits = self._bits(history)
@@ -234,7 +233,7 @@ class GrammarProcessor:
         return np.where(allowed, scores, np.float32(-np.inf))
 
     def allows(self, history: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each of these tokens may come now.
+        """Whether each of these tokens is allowed now.
 
         Raises:
             DflashError, ConfigError: As a call does.
@@ -245,7 +244,7 @@ class GrammarProcessor:
         return (bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(bool)
 
     def _bits(self, history: NDArray[np.int32]) -> NDArray[np.uint8] | None:
-        """A bit per token that may come after this history; None where the grammar does not bind yet."""
+        """Bits of the tokens allowed after this history; None if the grammar does not apply yet."""
         self._follow(np.asarray(history[self._n_prompt :], np.int32))
         if self._start is None:
             return None
@@ -254,15 +253,15 @@ class GrammarProcessor:
         return bits
 
     def _restart(self, found: int = 0) -> None:
-        """Look for the texts of `after` behind the first ones, which were found."""
+        """Search for the remaining texts of `after`."""
         self._matcher.reset()
         self._found = found
-        # index in _seen of the first token that is bound
+        # index in _seen of the first constrained token
         self._start: int | None = None if self._after else 0
-        self._tail = b""  # of the text in which the next one is looked for
+        self._tail = b""  # start of the text to search for the next one
 
     def _follow(self, new: NDArray[np.int32]) -> None:
-        """Bring the matcher from the history of the last call to this one."""
+        """Advance the matcher from the last call's history to this one."""
         n = min(len(self._seen), len(new))
         if not np.array_equal(self._seen[:n], new[:n]):
             n = int(np.flatnonzero(self._seen[:n] != new[:n])[0])
@@ -278,7 +277,7 @@ class GrammarProcessor:
             elif not self._matcher.consume_token(token):
                 if not self._repeat:
                     raise self._error(f"token {token} does not match it: ")
-                self._restart(len(self._after) - 1)  # the end of a thought was forced within a call
+                self._restart(len(self._after) - 1)  # reasoning was force-closed within a call
             elif self._repeat and self._matcher.is_stopped():
                 self._restart(len(self._after) - 1)
         self._seen = new.copy()
@@ -297,13 +296,13 @@ class GrammarProcessor:
 
     def _error(self, what: str = "") -> DflashError:
         words = _one_line(self._matcher.get_error())
-        if _LIMIT.search(words):  # the grammar's author can change that
+        if _LIMIT.search(words):  # the grammar's author can change this
             return ConfigError(f"grammar: it is too large: {words}")
         return DflashError(f"grammar: {what}{words}")
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """A vocabulary in the interface that llguidance expects."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,7 +1,6 @@
-"""Limits of a grammar's text, checked before it is compiled.
+"""Size limits of a grammar, checked before compiling.
 
-The compiler calls itself once per rule that leads to a rule, until its native stack ends, and writes counted repetitions
-out. It bounds brackets in brackets itself.
+The compiler recurses natively along chains of rules, and expands counted repetitions. It limits nested brackets itself.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from ..errors import ConfigError
 
 CHARS = 1 << 19
 RULES = 5000
-DEPTH = 200  # of rules that lead to rules; the compiler's stack ends at some 3,000
-REPEATED = 10_000  # parts of an expression beyond those that are written down
+DEPTH = 200  # depth of chains of rules; the compiler's stack overflows at about 3,000
+REPEATED = 10_000  # parts of an expression added by repetitions
 _MOST = 10**9
 
-# What is left open ends with its line, and no two parts of a pattern can share a run: text of any kind takes linear time.
+# Open constructs end with the line, and no two parts of a pattern overlap: linear time on any text.
 _NAME = r"[A-Za-z_][\w-]*"
 _STRING = r'"(?:[^"\\\n]|\\.)*"?'
 _SLASHES = r"/(?:[^/\\\n]|\\.)+/?"
@@ -48,28 +47,27 @@ def check_text(kind: str, text: str) -> None:
     if kind == "regex":
         check_size(regex_size(text), len(text), "grammar (regex)")
     elif kind == "gbnf":
-        _rules_size("grammar (gbnf)", _GBNF, text)  # what it repeats is seen once it is Lark
+        _rules_size("grammar (gbnf)", _GBNF, text)  # repetitions are checked after conversion to Lark
     elif kind == "lark":
         if text.lstrip().startswith("{"):
-            # the compiler would take it for its own JSON, with schemas unbounded
+            # the compiler would read it as its own JSON format, with unbounded schemas
             raise ConfigError("grammar (lark): it begins as JSON; rules are expected")
         check_size(_rules_size("grammar (lark)", _LARK, text), len(text), "grammar (lark)")
 
 
 def check_size(size: int, written: int, kind: str) -> None:
-    """Raise ConfigError for more than REPEATED parts beyond those written."""
+    """Raise ConfigError for more than REPEATED parts added by repetitions."""
     if size > written + REPEATED:
         raise ConfigError(f"{kind}: counted repetitions of more than {REPEATED} parts in all")
 
 
 def regex_size(pattern: str) -> int:
-    """Parts of a regular expression, those of a repetition as often as it has them; not more than it has characters
-    where nothing is counted."""
+    """Expanded parts of a regular expression; without counted repetitions at most its length."""
     return _written_out(_regex_parts(pattern))
 
 
 def _regex_parts(pattern: str) -> Iterator[int | str]:
-    depth = 0  # of classes in each other
+    depth = 0  # depth of nested classes
     for found in _REGEX.finditer(pattern):
         kind = found.lastgroup
         if kind == "open":
@@ -87,8 +85,8 @@ def _regex_parts(pattern: str) -> Iterator[int | str]:
 
 
 def _rules_size(what: str, token: re.Pattern[str], text: str) -> int:
-    """All terminals and expressions of a grammar; terminals are put into each other. Follows every rule where it is met
-    first, as the compiler does, and raises ConfigError for too many or too deep ones."""
+    """Expanded size of a grammar's terminals and expressions; terminals are inlined. Visits every rule at its first use, like
+    the compiler, and raises ConfigError for too many or too deep ones."""
     rules: dict[str, list[int | str]] = {"": []}
     body, literals = rules[""], 0
     for found in token.finditer(text):
@@ -109,9 +107,9 @@ def _rules_size(what: str, token: re.Pattern[str], text: str) -> int:
         if depth > DEPTH:
             raise ConfigError(f"{what}: rules lead to rules more than {DEPTH} deep")
         if name not in known:
-            known[name] = 1  # one that leads to itself is refused by the compiler
+            known[name] = 1  # the compiler refuses recursive terminals
             parts = []
-            for part in rules[name]:  # no comprehension: a frame of Python's per rule is enough
+            for part in rules[name]:  # no comprehension, which would add a Python frame per rule
                 parts.append(size(part, depth + 1) if part in rules else part)
             known[name] = _written_out(parts) if name.isupper() else 0
         return known[name]
@@ -120,7 +118,7 @@ def _rules_size(what: str, token: re.Pattern[str], text: str) -> int:
 
 
 def _written_out(parts: Iterable[int | str]) -> int:
-    """The size of parts that are given by their sizes, brackets and counts."""
+    """The expanded size of parts, given as sizes, brackets and counts."""
     sums, last = [0], 0
     for part in parts:
         if part in ("(", "["):
@@ -128,7 +126,7 @@ def _written_out(parts: Iterable[int | str]) -> int:
             continue
         if part in (")", "]"):
             last = sums.pop()
-            sums = sums or [0]  # one too many, as behind a class within a class, closes all before it
+            sums = sums or [0]  # an unmatched bracket, as after a nested class, closes all open ones
         elif isinstance(part, str):
             digits = (re.findall(r"\d+", part) or ["1"])[-1]
             last *= max((int(digits) if len(digits) < 10 else _MOST) - 1, 0)

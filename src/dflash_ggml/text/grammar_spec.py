@@ -1,4 +1,4 @@
-"""`GrammarSpec`: what the visible text of an answer must match, as plain data; `grammar.py` compiles it."""
+"""`GrammarSpec`: a constraint on an answer's visible text, as plain data; `grammar.py` compiles it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GrammarSpec:
     """A constraint on the visible text of an answer.
 
     Attributes:
-        kind: The language that `text` is in.
+        kind: The language of `text`.
         text: The schema (as JSON), pattern or grammar; unused for json_object.
     """
 
@@ -27,17 +27,17 @@ class GrammarSpec:
 
 
 def spec_of(kind: GrammarKind, text: str | None) -> GrammarSpec | None:
-    """The constraint that a grammar or pattern gives; None without a text, which an empty one counts as."""
+    """The constraint of a grammar or pattern; None for a missing or empty text."""
     if text is None or not (text if kind == "regex" else text.strip()):
         return None
     return GrammarSpec(kind, text)
 
 
 def json_schema_spec(schema: str | Mapping[str, Any]) -> GrammarSpec:
-    """The constraint that a JSON schema gives.
+    """The constraint of a JSON schema.
 
     Raises:
-        ConfigError: A text is not JSON, or the schema is no object.
+        ConfigError: The text is not JSON, or the schema is not an object.
     """
     if isinstance(schema, str):
         schema = load_schema(schema)
@@ -85,7 +85,7 @@ def response_format_spec(response_format: Mapping[str, Any] | None) -> GrammarSp
     {"schema": ...}}.
 
     Raises:
-        ConfigError: It is another, or lacks its schema; it names the field.
+        ConfigError: It is unknown, or lacks its schema; the message names the field.
     """
     if response_format is None:
         return None

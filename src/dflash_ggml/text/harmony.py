@@ -1,4 +1,4 @@
-"""Harmony, the form in which gpt-oss writes a turn: messages with a channel each, separated by control tokens.
+"""Parser and templates' helpers for harmony, the output format of gpt-oss: messages with channels, separated by control tokens.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
@@ -22,30 +22,30 @@ from .tool_schema import ToolSchema
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-NAMESPACE = "functions."  # of the recipients that a request's tools are
-FINAL = (f"{CHANNEL}final", MESSAGE)  # texts between which and the end an answer stands
-# levels of effort that the models were not taught, and the nearest ones that they were
+NAMESPACE = "functions."  # recipient prefix of a request's tools
+FINAL = (f"{CHANNEL}final", MESSAGE)  # texts that precede an answer
+# untrained levels of effort -> the nearest trained ones
 EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 
 _ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 _CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_HEAD = re.compile(r"\s*(assistant)?\s*(to=\S*)?\s*")  # of a message, before its channel
+_HEAD = re.compile(r"\s*(assistant)?\s*(to=\S*)?\s*")  # start of a message, before its channel
 _LONGEST_HEAD = 200
 
 
 def is_harmony(template: str) -> bool:
-    """Whether a chat template, by its source, is of this form."""
+    """Whether a chat template's source is for harmony."""
     return CHANNEL in template and MESSAGE in template
 
 
 def end_of_thought(with_tools: bool) -> str:
-    """What ends reasoning so that an answer follows, or, with tools, a call or a word to the user."""
+    """Text that ends reasoning, so that an answer follows, or, with tools, a call or a message to the user."""
     return f"{END}{START}assistant{CHANNEL}" + ("commentary" if with_tools else f"final{MESSAGE}")
 
 
 def opened(prompt: str) -> tuple[str, str | None]:
-    """The head of the message in which a rendered prompt ends, and what stands of its text; None where none is open."""
+    """The header and the text so far of the message that a rendered prompt leaves open; None without one."""
     _, start, rest = prompt.rpartition(START)
     head, message, text = rest.partition(MESSAGE)
     is_open = start and message and not any(mark in text for mark in (END, CALL, RETURN))
@@ -53,7 +53,7 @@ def opened(prompt: str) -> tuple[str, str | None]:
 
 
 def reasoning_at_start(prompt: str) -> ReasoningMode:
-    """Whether reasoning may follow a rendered prompt, goes on behind it, or is over."""
+    """Whether reasoning may follow a rendered prompt, continues after it, or is over."""
     head, text = opened(prompt)
     if text is None:
         return "open"
@@ -61,8 +61,8 @@ def reasoning_at_start(prompt: str) -> ReasoningMode:
 
 
 def prepared(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the templates want them: `thinking`, of which words before a call are part, and one call each, its result
-    behind it."""
+    """Messages in the form that the templates expect: `thinking`, which includes text before a call, and one call per message,
+    followed by its result."""
     rows: list[dict[str, Any]] = []
     at = 0
     while at < len(messages):
@@ -88,17 +88,17 @@ def prepared(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools with a description each, which the templates do not do without."""
+    """Tools with descriptions, which the templates require."""
     return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
 
 
 class HarmonyParser(ChatParser):
-    """ChatParser of this form. What control tokens say comes through `mark`, so that their names in a text are text.
+    """ChatParser for harmony. Control tokens come through `mark`, so that their names in a text stay text.
 
     Args:
-        prompt: As it was rendered; its end says where the output begins.
-        split: Reasoning is split off; else it is text, between its tags. A message behind another of its kind is a
-            paragraph of its own.
+        prompt: The rendered prompt, whose end determines the initial state.
+        split: Whether reasoning is separated; otherwise it is text between tags. Consecutive messages of one kind are
+            separate paragraphs.
     """
 
     tags = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
@@ -117,8 +117,8 @@ class HarmonyParser(ChatParser):
         self._arguments: _Arguments | None = None
         head, text = opened(prompt)
         is_analysis = _channel(head) == "analysis"
-        self._head = "" if text is None else None  # of the message to come; None inside of one
-        self._is_shown = is_analysis and not split  # reasoning, as text
+        self._head = "" if text is None else None  # header of the next message; None inside of one
+        self._is_shown = is_analysis and not split  # reasoning, emitted as text
         self.in_reasoning = is_analysis and split
         self._said_any = self.in_reasoning and bool((text or "").strip())
 
@@ -133,7 +133,7 @@ class HarmonyParser(ChatParser):
         return self._head is None and super().in_text
 
     def mark(self, tag: str) -> list[Delta]:
-        """Take a control token of the form."""
+        """Process a control token."""
         events: list[Delta] = []
         if self.stopped:
             return events
@@ -154,7 +154,7 @@ class HarmonyParser(ChatParser):
         if self._head is not None:
             self._head += text
             if CHANNEL not in self._head and not self._is_head(self._head, final):
-                # a model that does not keep to the form
+                # malformed output
                 text, self._head = self._head.removeprefix("assistant"), None
                 self._pass(text, events)
         elif self._arguments is not None:
@@ -205,11 +205,11 @@ class HarmonyParser(ChatParser):
 
 
 class _Arguments:
-    """A call's arguments as they stream in, made one strict JSON object."""
+    """Streams a call's arguments as one strict JSON object."""
 
     def __init__(self, index: int) -> None:
         self._index = index
-        self._text = ""  # before it is clear that it is an object
+        self._text = ""  # before it is known to be an object
         self._stream: JsonStream | None = None
 
     def feed(self, text: str) -> list[Delta]:

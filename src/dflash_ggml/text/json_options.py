@@ -1,4 +1,4 @@
-"""Options with which llguidance writes JSON."""
+"""llguidance's options for JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def json_options() -> dict[str, Any]:
-    """Between JSON tokens a space, or a new line with its indent, so that a model cannot idle there until the context is full.
+    """Limit white space between JSON tokens to a space, or a line break with its indent, so that a model cannot emit it forever.
 
-    Versions before 1.8 ignore such a pattern and would let it idle: with them JSON has no blanks at all.
+    Versions before 1.8 ignore such a pattern: with them no white space is allowed.
     """
     try:
         version = [int(part) for part in re.findall(r"\d+", metadata.version("llguidance"))]

@@ -1,4 +1,4 @@
-"""JSON as models write it, made strict while it streams in: Python's quotes and words, line ends inside strings."""
+"""Streaming conversion of models' JSON to strict JSON: Python's quotes and literals, line ends inside strings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORD_CHARS = frozenset("+-._")
 
 
 class JsonStream:
-    """feed() text, read strict JSON; `done` is set behind the bracket that closes the first one.
+    """feed() text, read strict JSON; `done` is set after the bracket that closes the first one.
 
     Args:
         depth: Brackets that are open already.
@@ -28,7 +28,7 @@ class JsonStream:
         self._word = ""
 
     def feed(self, text: str) -> tuple[str, int]:
-        """(JSON text, characters taken): all of them, unless it is done or meets a `<` outside a string."""
+        """(JSON text, characters consumed): all of them, unless it is done or finds a `<` outside a string."""
         out: list[str] = []
         for i, char in enumerate(text):
             if self.done:
@@ -44,7 +44,7 @@ class JsonStream:
         return "".join(out), len(text)
 
     def rest(self) -> str:
-        """The word or number whose end has not come."""
+        """The incomplete literal or number at the end."""
         word, self._word = _WORDS.get(self._word, self._word), ""
         return word
 
@@ -75,10 +75,9 @@ class JsonStream:
 
 
 class TaggedStream(JsonStream):
-    """JsonStream of a notation with texts between tags, just as they are, and keys without quotes; JSON's own may stand in
-    their places.
+    """JsonStream for a notation with raw strings between tags and unquoted keys; JSON's own syntax is accepted too.
 
-        {key:<|"|>text<|"|>,other:[1,true,null]}
+    {key:<|"|>text<|"|>,other:[1,true,null]}
     """
 
     def __init__(self, tag: str) -> None:
@@ -88,7 +87,7 @@ class TaggedStream(JsonStream):
         self._in_key = False
 
     def feed(self, text: str) -> tuple[str, int]:
-        """As JsonStream's; the beginning of a tag is not taken, in a text neither."""
+        """As JsonStream's; an incomplete tag is not consumed, inside a string neither."""
         out: list[str] = []
         at = 0
         while at < len(text) and not self.done:
@@ -114,7 +113,7 @@ class TaggedStream(JsonStream):
         return "".join(out), at
 
     def rest(self) -> str:
-        """As JsonStream's; a word that is a key, or no value of JSON, is a text."""
+        """As JsonStream's; a word that is a key, or not a JSON literal, becomes a string."""
         word, self._word = self._word.strip(), ""
         if self._in_key and word:
             return json.dumps(word, ensure_ascii=False)
@@ -143,7 +142,7 @@ class TaggedStream(JsonStream):
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text, or of a Python object written in its place.
+    """The value of a JSON text, or of a Python literal instead.
 
     Raises:
         ValueError: For anything else.

@@ -2,8 +2,8 @@
 
 Speculative prefill (arXiv 2502.02789; arXiv 2603.02631 for spans across model families): a scorer ranks units of the long
 user and tool messages by the question, and the target prefills the best within a budget, positions compacted. System
-message, tools, markup, assistant messages, short messages and the end of the prompt are always kept. A message's selection
-is made once: the recurrent state behind it cannot be patched, and later turns extend the same prefix.
+message, tools, markup, assistant messages, short messages and the end of the prompt are always kept. A message's
+selection is made once: the recurrent state after it cannot be patched, and later turns extend the same prefix.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ import numpy as np
 from ..errors import DflashError
 from .tokenizer import Tokenizer
 
-Range = tuple[int, int]  # of token positions, the end not included
+Range = tuple[int, int]  # range of token positions
 
-LEAST = 1024  # tokens of a message that is not read whole
-HEAD, TAIL = 128, 512  # tokens of such a message that are kept at its ends
-END = 1024  # tokens at the end of the prompt that are kept
-UNIT = (64, 512)  # tokens of a unit, which ends at a line's end where it can
-QUESTION = 128  # tokens of the question at most
-FROZEN = 4096  # messages whose selection is remembered
+LEAST = 1024  # shortest message to select from, in tokens
+HEAD, TAIL = 128, 512  # tokens kept at both ends of such a message
+END = 1024  # tokens kept at the end of the prompt
+UNIT = (64, 512)  # tokens of a unit, which ends with a line if possible
+QUESTION = 128  # most tokens of the question
+FROZEN = 4096  # messages whose selection is cached
 
 
 class Scorer(Protocol):
-    """Ranks units of a prompt on the host; `name` tells selections of different scorers apart."""
+    """Ranks units of a prompt on the host; `name` distinguishes scorers' cached selections."""
 
     name: str
 
     def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
-        """A score per unit, finite, higher is kept first. Args: ids of the whole prompt; the question's tokens in it."""
+        """A finite score per unit, higher is better. Args: ids of the whole prompt; the question's token range."""
         ...
 
 
 class LexicalScorer:
     """BM25 of the question's words over the units (Robertson and Zaragoza, 2009, equation 3.15, with Lucene's idf, k1 = 1.5 and
-    b = 0.75); a unit inherits the score of the one before it."""
+    b = 0.75); a unit's score also applies to the next unit."""
 
     name = "lexical"
     # words of scripts with spaces, single characters of those without
@@ -66,7 +66,7 @@ class LexicalScorer:
             holding = np.count_nonzero(counts)
             idf = math.log(1 + (len(units) - holding + 0.5) / (holding + 0.5))
             found += asked * idf * counts / (counts + 1.5 * (0.25 + 0.75 * relative))
-        found[1:] = np.maximum(found[1:], found[:-1])  # what is asked for may follow what names it
+        found[1:] = np.maximum(found[1:], found[:-1])  # the answer may follow the unit that names the subject
         return found
 
     def _words(self, ids: Sequence[int]) -> list[str]:
@@ -75,14 +75,14 @@ class LexicalScorer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is still to be chosen of a prompt, once its units are scored.
+    """A pending selection, until its units are scored.
 
     Attributes:
-        scorer, keep: By which, and of how large a share, the choice is remembered.
-        units: What is chosen from, in order.
-        question: The tokens that ask, 128 at most.
-        budget: Tokens of units that are kept.
-        messages: The long messages, of each of which the choice is remembered.
+        scorer, keep: Scorer and share, under which the selection is cached.
+        units: Token ranges to choose from, in order.
+        question: The question's tokens, at most 128.
+        budget: Tokens of units to keep.
+        messages: The long messages, whose selections are cached.
     """
 
     scorer: str
@@ -95,15 +95,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The part of a prompt that is prefilled.
+    """The part of a prompt to prefill.
 
     Attributes:
-        ids: The kept tokens, a subsequence of the prompt's; none while there is a choice to make.
-        ranges: Where they stood, in order; of a choice those that are kept in any case.
+        ids: The kept tokens, a subsequence of the prompt's; empty while the selection is pending.
+        ranges: Their positions in the prompt, in order; while pending, those that are always kept.
         sent_n: Tokens of the whole prompt.
-        score_ms: What selecting took, wall milliseconds.
-        whole: Why all of it is kept although less was asked for; "" otherwise.
-        choice: What a scorer on the device has still to choose, None where nothing is open.
+        score_ms: Time for selecting, wall milliseconds.
+        whole: Reason why all of it is kept although less was requested; "" otherwise.
+        choice: The pending selection of a scorer on the device, None if there is none.
     """
 
     ids: tuple[int, ...]
@@ -115,14 +115,14 @@ class Selection:
 
     @property
     def kept_n(self) -> int:
-        """Tokens that are kept; of a choice as many as may be."""
+        """Kept tokens; while pending, the maximum."""
         if self.choice is None:
             return len(self.ids)
         return size(self.ranges) + min(self.choice.budget, size(self.choice.units))
 
 
 class PromptSelector:
-    """Selects for all prompts of one vocabulary; any thread may ask. Remembers what it chose of each message."""
+    """Selects parts of prompts of one vocabulary, and caches the selection of each message; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,14 +140,14 @@ class PromptSelector:
         """The part of a prompt to prefill.
 
         Args:
-            scorer: Ranks the units, or its name: then what there is to rank is left open, for `chosen`.
+            scorer: Ranks the units; or the name of a scorer on the device, which leaves the selection pending for `chosen`.
             text: The prompt as rendered.
             ids: Its tokens.
-            keep: The share of its tokens that is kept, protected ones included; more than 0, at most 1.
-            messages: Of the chat, as they were rendered; None for a completion, whose text is one message.
+            keep: Share of its tokens to keep, protected ones included; above 0, at most 1.
+            messages: The chat's messages as rendered; None for a completion, whose text is one message.
 
         Raises:
-            DflashError: The scorer gave a score that is not finite.
+            DflashError: A score is not finite.
         """
         start, n = time.perf_counter(), len(ids)
         name = scorer if isinstance(scorer, str) else scorer.name
@@ -166,7 +166,7 @@ class PromptSelector:
         keys = self._keys(name, keep, ids, long)
         with self._lock:
             kept = {one: self._frozen.get(key) for one, key in zip(long, keys)}
-        # what is chosen from: the middles of the messages that are new
+        # candidates: the middles of new messages
         parts = {
             (a, b): (a + HEAD, min(b - TAIL, n - END)) for (a, b), known in kept.items() if known is None
         }
@@ -181,7 +181,7 @@ class PromptSelector:
             whole = "" if known else f"{protected:,} of {n:,} tokens are kept in any case"
         elif parts:
             chosen_from = tuple(unit for part in parts.values() for unit in _units(text, offsets, part))
-        # all that is kept whatever the scores are
+        # kept independently of the scores
         for one, ranges in kept.items():
             if ranges is None and one in parts and chosen_from:
                 a, b = parts[one]
@@ -203,11 +203,11 @@ class PromptSelector:
     def chosen(
         self, ids: Sequence[int], selection: Selection, scores: np.ndarray | None, score_ms: float
     ) -> Selection:
-        """What is prefilled of a prompt whose choice was open.
+        """Make a pending selection.
 
         Args:
-            scores: Of the units, higher is kept first; None: any of them, and nothing is remembered.
-            score_ms: What scoring took.
+            scores: Score of each unit, higher is better; None: an arbitrary selection, not cached.
+            score_ms: Time for scoring.
 
         Raises:
             DflashError: A score is not finite.
@@ -225,7 +225,7 @@ class PromptSelector:
         return found
 
     def settled(self, ids: Sequence[int], selection: Selection) -> Selection | None:
-        """The same without scores, where all of its messages were chosen of meanwhile; else None."""
+        """Make a pending selection from the cache, if all of its messages' selections are there; else None."""
         choice = selection.choice
         assert choice is not None
         with self._lock:
@@ -237,7 +237,7 @@ class PromptSelector:
         return _selection(ids, ranges, selection.score_ms)
 
     def _remember(self, keys: Sequence[bytes], messages: Sequence[Range], ranges: Sequence[Range]) -> None:
-        """Keep what was chosen of each message."""
+        """Cache the selection of each message."""
         with self._lock:
             for key, (a, b) in zip(keys, messages):
                 kept = [(max(a, c), min(b, d)) for c, d in ranges if c < b and d > a]
@@ -247,14 +247,14 @@ class PromptSelector:
                 self._frozen.popitem(last=False)
 
     def _offsets(self, text: str, ids: Sequence[int]) -> np.ndarray | None:
-        """The byte of the text at which each token begins, and its length; None where tokens do not spell it."""
+        """Byte offset of each token in the text, and the text's length; None if the tokens do not spell it."""
         pieces = self._tokenizer.pieces(ids)
         if b"".join(pieces) != text.encode():
             return None
         return np.fromiter(accumulate(map(len, pieces), initial=0), np.int64, len(ids) + 1)
 
     def _keys(self, scorer: str, keep: float, ids: Sequence[int], messages: Iterable[Range]) -> list[bytes]:
-        """What a selection is remembered by: everything up to its message's end, scorer and share."""
+        """Cache keys of selections: all tokens up to the message's end, scorer and share."""
         hashed, at, found = hashlib.blake2b(f"{scorer} {keep}".encode(), digest_size=16), 0, []
         for _, end in messages:
             hashed.update(np.asarray(ids[at:end], np.int64).tobytes())
@@ -274,7 +274,7 @@ def _selection(ids: Sequence[int], ranges: Iterable[Range], score_ms: float, who
 
 
 def best_units(units: Sequence[Range], scores: np.ndarray, budget: int) -> list[Range]:
-    """The units with the highest scores that fit a budget of tokens, the earlier one of equals; what does not fit is skipped."""
+    """The units with the highest scores within a budget of tokens, earlier ones first at ties; skips units that do not fit."""
     found = []
     for i in sorted(range(len(units)), key=lambda i: (-scores[i], i)):
         size = units[i][1] - units[i][0]
@@ -285,7 +285,7 @@ def best_units(units: Sequence[Range], scores: np.ndarray, budget: int) -> list[
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in order, neighbours joined, empty ones left out."""
+    """Sorted ranges, adjacent ones merged, without empty ones."""
     found: list[Range] = []
     for a, b in sorted(ranges):
         if found and a <= found[-1][1]:
@@ -296,12 +296,12 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def size(ranges: Iterable[Range]) -> int:
-    """Tokens in ranges that do not overlap."""
+    """Number of tokens in disjoint ranges."""
     return sum(b - a for a, b in ranges)
 
 
 def _gaps(parts: Iterable[Range], n: int) -> Iterable[Range]:
-    """What lies between and around parts."""
+    """The ranges between and around parts."""
     at = 0
     for a, b in parts:
         yield at, a
@@ -310,7 +310,7 @@ def _gaps(parts: Iterable[Range], n: int) -> Iterable[Range]:
 
 
 def _units(text: str, offsets: np.ndarray, part: Range) -> Iterable[Range]:
-    """A part cut behind lines, into units of `UNIT` tokens; the last may be shorter."""
+    """A part divided after line ends into units of `UNIT` tokens; the last may be shorter."""
     raw = text.encode()
     a, end = part
     for i in range(*part):
@@ -324,15 +324,15 @@ def _units(text: str, offsets: np.ndarray, part: Range) -> Iterable[Range]:
 def _contents(
     text: str, offsets: np.ndarray, messages: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Range], Range]:
-    """The tokens of the contents of long user and tool messages, and of the question.
+    """Token ranges of long user and tool messages' contents, and of the question.
 
-    A content that the template changed is not found, and so is kept.
+    A content changed by the template is not found, and so kept whole.
     """
     found: list[Range] = []
     at, n = 0, len(offsets) - 1
     for message in messages:
         content = str(message.get("content") or "").strip()
-        start = text.find(content, at) if len(content) >= LEAST else -1  # a token has a character at least
+        start = text.find(content, at) if len(content) >= LEAST else -1  # a token has at least one character
         if start >= 0:
             at = start + len(content)
             if message["role"] in ("user", "tool"):
@@ -347,7 +347,7 @@ def _contents(
 
 
 def _tokens(text: str, offsets: np.ndarray, start: int, end: int) -> Range:
-    """The tokens that lie within characters of the text."""
+    """The tokens within a range of characters."""
     first = len(text[:start].encode())
     last = first + len(text[start:end].encode())
     return int(np.searchsorted(offsets, first)), int(np.searchsorted(offsets, last, side="right")) - 1

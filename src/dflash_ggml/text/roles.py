@@ -1,4 +1,4 @@
-"""Conversations as a template can render them: one system message at the head, and no roles that it does not know."""
+"""Adaptation of conversations to a template: one system message at the start, and only roles that it renders."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MARK = "qzxj"
 
 @dataclass(frozen=True, slots=True)
 class Renders:
-    """What a template makes of roles.
+    """Capabilities of a template with respect to roles.
 
     Attributes:
-        system, system_later: It shows a system message at the head, and behind others.
-        repeated: Two messages of the user in a row.
-        without_user: A conversation in which the user says nothing.
-        role: Whether it shows a role of this name.
+        system, system_later: It renders a system message at the start, and after others.
+        repeated: It renders two consecutive user messages.
+        without_user: It renders a conversation without user messages.
+        role: Whether it renders a role of this name.
     """
 
     system: bool
@@ -31,7 +31,7 @@ class Renders:
 
 
 def probe(render: Callable[[Sequence[Mapping[str, Any]]], str]) -> Renders:
-    """Find out by rendering short conversations; `render` raises ConfigError where the template refuses."""
+    """Determine the capabilities by rendering short conversations; `render` raises ConfigError if the template refuses."""
 
     def shows(*rows: tuple[str, str]) -> bool:
         try:
@@ -51,11 +51,11 @@ def probe(render: Callable[[Sequence[Mapping[str, Any]]], str]) -> Renders:
 
 
 def fit(messages: Sequence[Mapping[str, Any]], renders: Renders) -> list[dict[str, Any]]:
-    """The conversation in roles that the template shows; messages as `normalise_messages` returns them.
+    """The conversation in roles that the template renders; messages as `normalise_messages` returns them.
 
-    System messages at the head become one. What the template would refuse or drop behind it becomes words of the user
-    between tags of the role's name, and joins the message before it where that is the user's or a tool's: a message
-    more would end the turn in which tools are at work.
+    System messages at the start become one. Later messages that the template would refuse or drop become user text
+    between tags with the role's name, appended to the previous message if that is the user's or a tool's: a separate
+    message would end a turn with tool calls.
     """
     n = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
     head, rest = [dict(m) for m in messages[:n]], messages[n:]

@@ -1,4 +1,4 @@
-"""Combined facts of the schemas that apply to one value: a schema, its `allOf`, its `$ref`, and the branches of its unions."""
+"""Combined properties of all schemas that apply to one value: a schema, its `allOf`, its `$ref`, and its unions' branches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from ..errors import ConfigError
 from .schema_reading import NUMBER, SchemaReader, is_number, without_point
 from .schema_size import SchemaSize
 
-MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which took it minutes
+MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which can take minutes
 
 
 @dataclass(slots=True)
 class Facts:
-    """What all schemas that apply to one value require in sum."""
+    """Combined requirements of all schemas that apply to one value."""
 
-    names: dict[str, list[Any]] = field(default_factory=dict)  # with their schemas, branches' left out
-    elsewhere: set[str] = field(default_factory=set)  # names that branches declare
+    names: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # declared names with their schemas, without branches
+    elsewhere: set[str] = field(default_factory=set)  # names declared by branches
     patterns: list[str] = field(default_factory=list)
-    declares: bool = False  # some `properties` are given
-    opened: bool = False  # `additionalProperties` allows others
+    declares: bool = False  # whether there are `properties`
+    opened: bool = False  # whether `additionalProperties` allows others
     literal: bool = False  # const or enum
     whole: bool = False  # integers only
     items: bool = False
     bounds: set[str] = field(default_factory=set)
     met: int = 0  # patterns and formats
-    multiple: int = 1  # common one of all `multipleOf`, their decimal points left out
+    multiple: int = 1  # common multiple of all `multipleOf`, without decimal points
 
     @property
     def shared(self) -> frozenset[str]:
@@ -37,10 +39,10 @@ class Facts:
 
 
 def facts_of(schema: Any, reader: SchemaReader, size: SchemaSize) -> Facts:
-    """Facts of a schema with all that apply to the same value.
+    """Facts of a schema and all others that apply to the same value.
 
     Raises:
-        ConfigError: For more than the limits.
+        ConfigError: A limit is exceeded.
     """
     facts = Facts()
     for i, (keywords, branch) in enumerate(reader.in_place(schema)):

@@ -1,4 +1,4 @@
-"""Location of the fault in a schema that the grammar compiler refuses."""
+"""Locates the fault in a schema that the grammar compiler refuses."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from ..errors import ConfigError
 from .schema_reading import SchemaReader
 
-SECONDS = 1.0  # after which the search ends where it is
-Refusal = Callable[[Any, Any], str]  # why a schema does not compile, within its document; empty where it does
+SECONDS = 1.0  # search limit
+Refusal = Callable[[Any, Any], str]  # (schema, document) -> why it does not compile, empty if it does
 
 
 def find_fault(schemas: Mapping[str, Any], refusal: Refusal) -> str | None:
-    """The path to the innermost schema that does not compile by itself, and why; None where all do.
+    """The path to the innermost schema that does not compile by itself, and the reason; None if all do.
 
     Args:
-        schemas: By what to call them.
+        schemas: Schemas by their names in messages.
     """
     end = time.monotonic() + SECONDS
     refused = {label: refusal(schema, schema) for label, schema in schemas.items() if time.monotonic() < end}
-    # one that compiles by itself may still hold an argument that does not
+    # a schema that compiles may contain an argument that does not
     for label in [label for label, why in refused.items() if why] or refused:
         schema = schemas[label]
         path, why = _innermost(schema, refusal, end)

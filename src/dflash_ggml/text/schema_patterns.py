@@ -1,4 +1,4 @@
-"""Patterns of JSON schemas, in ECMA's dialect, that the grammar compiler supports; decided without compiling them."""
+"""Check of JSON schemas' patterns (ECMA's dialect) for features that the grammar compiler lacks, without compiling them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _ESCAPES = "dDwWsSpPxuUaftnrv"
 
 
 def is_regex(pattern: Any) -> bool:
-    """Whether the grammar compiler has words for a pattern: it has none for look-around, references back, ...
+    """Whether the grammar compiler supports a pattern: not look-around, back references, ...
 
-    False for some that are none at all; the compiler refuses the others.
+    Some invalid patterns give False too; the compiler refuses the others.
     """
     return isinstance(pattern, str) and all(map(_has_words, _REGEX_PARTS.findall(pattern)))
 
 
 def _has_words(part: str) -> bool:
-    """Whether one of _REGEX_PARTS is one that the compiler understands."""
+    """Whether the compiler supports one of _REGEX_PARTS."""
     if part[0] == "\\":
         return part[1] in _ESCAPES or not (part[1].isalnum() or part[1] in "<>")
-    if part[0] == "[":  # ECMA's empty classes, and brackets in classes, mean something else there
+    if part[0] == "[":  # ECMA's empty classes, and brackets in classes, have another meaning there
         inner = part[1:-1].removeprefix("^")
         return part[-1] == "]" and bool(inner) and all(map(_has_words, _CLASS_PARTS.findall(inner)))
     return part[0] == "{" and len(part) > 1

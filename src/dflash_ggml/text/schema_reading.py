@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ..errors import ConfigError
 from .schema_patterns import is_regex
 
-# Keywords that constrain a value, by the type that they apply to. Others only describe and are dropped.
+# Keywords that constrain a value, by the type they apply to. Others are annotations and dropped.
 _OBJECT = (
     *(
         "properties",
@@ -35,7 +35,7 @@ NUMBER = (*BOUNDS, "multipleOf")
 STRING = ("minLength", "maxLength", "pattern", "format")
 UNIONS = ("anyOf", "oneOf")
 _LOGIC = (*UNIONS, "allOf", "not", "if", "then", "else", "const", "enum", "type", "$ref")
-_DYNAMIC = ("$dynamicRef", "$recursiveRef")  # within one document they name what a `$ref` would
+_DYNAMIC = ("$dynamicRef", "$recursiveRef")  # within one document equivalent to a `$ref`
 _NULLABLE = "nullable"  # OpenAPI's word
 _KEPT = frozenset((*_OBJECT, *_ARRAY, *NUMBER, *STRING, *_LOGIC, *_DYNAMIC, _NULLABLE))
 _ABOUT = ((_OBJECT, "object"), (_ARRAY, "array"), (NUMBER, "number"), (STRING, "string"))
@@ -43,7 +43,7 @@ _ABOUT = ((_OBJECT, "object"), (_ARRAY, "array"), (NUMBER, "number"), (STRING, "
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
-# What the grammar compiler has no words for: these are left out where a schema binds an answer.
+# Keywords that the grammar compiler does not support: left out when a schema constrains an answer.
 _UNBOUND = {
     "propertyNames",
     "uniqueItems",
@@ -57,7 +57,7 @@ _UNBOUND = {
 }
 _UNBOUND |= {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", _NULLABLE}
 
-# Names of types in use, JSON Schema's own among them.
+# Names of types in use, including JSON Schema's own.
 _ALIASES = {
     "string": "str text",
     "number": "float double decimal",
@@ -79,7 +79,7 @@ _MAY_BE_VOID = frozenset(("allOf", "required", "uniqueItems", _NULLABLE, "depend
 # replaced by equivalent keywords, or dropped, where possible
 _REWRITTEN = frozenset((*_DYNAMIC, *_CONDITIONAL, "if", "not", "minContains", "maxContains", "propertyNames"))
 _REWRITTEN |= {"unevaluatedProperties", "unevaluatedItems", "exclusiveMinimum", "exclusiveMaximum"}
-_DEEP = 64  # schemas in each other, references followed, whose types are looked for
+_DEEP = 64  # depth of nested schemas, references included, for type inference
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Typed:
 
     Attributes:
         types: Names of JSON types, empty for any.
-        values: All of them, where they are listed.
-        limited: Strings must meet more than that.
+        values: All allowed values, if enumerated.
+        limited: Strings have further constraints.
     """
 
     types: frozenset[str] = frozenset()
@@ -101,12 +101,12 @@ ANY = Typed()
 
 
 class SchemaReader:
-    """One document; `#/...` in it points into `root`. Any thread may ask."""
+    """Reader of one document, with `#/...` references into `root`; thread-safe."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self._ids: dict[str, Any] | None = None
-        self._typed: dict[int, Typed] = {}  # of what references name, by identity
+        self._typed: dict[int, Typed] = {}  # targets of references, by identity
         self._lock = threading.RLock()
 
     # --- the keywords of a schema
@@ -115,7 +115,7 @@ class SchemaReader:
         """The keywords of a schema that constrain a value, normalised; a bool for a schema that allows all or nothing.
 
         Raises:
-            ConfigError: For what is no schema.
+            ConfigError: It is not a schema.
         """
         keywords = _kept(schema)
         while isinstance(keywords, dict) and keywords.keys() == {"allOf"} and _holds_one(keywords["allOf"]):
@@ -145,7 +145,7 @@ class SchemaReader:
         if "contains" not in keywords:
             _drop(keywords, "minContains", "maxContains")
         if not keywords.keys() & {"$ref", "allOf", *UNIONS, "if", "dependentSchemas"}:
-            # nothing else evaluates anything
+            # no other keyword evaluates members
             if "unevaluatedProperties" in keywords:
                 keywords.setdefault("additionalProperties", keywords.pop("unevaluatedProperties"))
             if "unevaluatedItems" in keywords:
@@ -159,7 +159,7 @@ class SchemaReader:
         return keywords or True
 
     def _name_properties(self, keywords: dict[str, Any]) -> None:
-        """Put `propertyNames` into the keywords for properties, where these can express it."""
+        """Express `propertyNames` by the keywords for properties, if possible."""
         names = self.typed(keywords["propertyNames"])
         if not names.limited and names.values is None and (not names.types or "string" in names.types):
             del keywords["propertyNames"]
@@ -198,7 +198,7 @@ class SchemaReader:
         return bound or True
 
     def left_out(self, schema: Any) -> list[str]:
-        """What of a schema a grammar does not express: keywords, behind the path of where they stand."""
+        """The parts of a schema that a grammar cannot express: keywords, after their path."""
         found = []
         for path, keywords, inside in self.walk(schema):
             bound = self.bound(keywords)
@@ -213,13 +213,13 @@ class SchemaReader:
     # --- subschemas
 
     def in_place(self, schema: Any, conditional: bool = False) -> Iterator[tuple[dict[str, Any], bool]]:
-        """The keywords of a schema and of those that its `$ref` and `allOf` apply to the same value; True: of unions' branches.
+        """Keywords of a schema and of those applied to the same value by `$ref` and `allOf`; True for a union's branch.
 
-        What is no schema is left out.
+        Invalid schemas are left out.
 
         Args:
-            schema: Where it begins.
-            conditional: Branches of conditions too.
+            schema: The schema to begin with.
+            conditional: Whether to include branches of conditions.
         """
         seen: set[int] = set()
         branches = (*UNIONS, *_CONDITIONAL) if conditional else UNIONS
@@ -245,13 +245,13 @@ class SchemaReader:
                 todo += [(sub, True) for sub in keywords["dependentSchemas"].values()]
 
     def walk(self, schema: Any) -> Iterator[tuple[str, dict[str, Any], bool]]:
-        """Every schema in `schema` and in what it refers to, once; what is no schema is left out.
+        """Every schema in `schema` and its references, once, without invalid ones.
 
         Yields:
             Its path, its keywords, and whether another schema applies to the same value.
 
         Raises:
-            ConfigError: A reference names nothing.
+            ConfigError: A reference is unresolved.
         """
         seen: set[tuple[int, bool]] = set()
         todo: list[tuple[str, Any, bool]] = [("", schema, False)]
@@ -278,7 +278,7 @@ class SchemaReader:
         """Subschemas: their labels in a path, the schema, whether they apply to the same value as `keywords`.
 
         Raises:
-            ConfigError: For a reference that names nothing.
+            ConfigError: A reference is unresolved.
         """
         for key, value in keywords.items():
             if key == "$ref":
@@ -294,10 +294,10 @@ class SchemaReader:
             elif key in _SINGLE:
                 yield f".{key}", value, key in _CONDITIONAL
 
-    # --- which values it allows
+    # --- allowed values
 
     def typed(self, schema: Any, depth: int = 0) -> Typed:
-        """The values that a schema allows; any where it leaves them open or is invalid."""
+        """The values that a schema allows; any value if it is unconstrained or invalid."""
         try:
             keywords = self.keywords(schema)
             if isinstance(keywords, bool) or depth > _DEEP:
@@ -315,7 +315,7 @@ class SchemaReader:
         if target is not None:
             with self._lock:
                 if id(target) not in self._typed:
-                    self._typed[id(target)] = ANY  # while it is looked at, for one that leads to itself
+                    self._typed[id(target)] = ANY  # placeholder for recursive schemas
                     self._typed[id(target)] = self.typed(target, depth + 1)
                 found = _meet(found, self._typed[id(target)])
         for key in ("allOf", *UNIONS):
@@ -334,12 +334,12 @@ class SchemaReader:
     # --- references
 
     def check(self, schema: Any) -> None:
-        """Raise ConfigError if a reference in `schema` names nothing."""
+        """Raise ConfigError if a reference in `schema` is unresolved."""
         for _ in self.walk(schema):
             pass
 
     def target(self, ref: Any) -> Any:
-        """What a reference names, through a chain of references that are nothing else."""
+        """The target of a reference, through chains of references."""
         seen: set[str] = set()
         while True:
             if not isinstance(ref, str) or ref in seen:
@@ -379,7 +379,7 @@ class SchemaReader:
 
 
 def _kept(schema: Any) -> dict[str, Any] | bool:
-    """The constraining keywords, as they are written; True for none."""
+    """The constraining keywords, unchanged; True for none."""
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
@@ -388,7 +388,7 @@ def _kept(schema: Any) -> dict[str, Any] | bool:
 
 
 def _is_void(key: str, value: Any) -> bool:
-    """Whether a keyword constrains nothing: null for one that is left out, draft 3's `required: true`, ..."""
+    """Whether a keyword has no effect: null, draft 3's `required: true`, ..."""
     if value is None:
         return key != "const"
     if key not in _MAY_BE_VOID:
@@ -408,7 +408,7 @@ def _drop(keywords: dict[str, Any], *keys: str) -> None:
 
 
 def _standard(kind: Any) -> Any:
-    """A type by its name in JSON Schema, or several; None for any."""
+    """JSON Schema's name of a type, or several; None for any."""
     kinds = [_TYPES.get(k.lower(), k) if isinstance(k, str) else k for k in _listed(kind)]
     if "any" in kinds:
         return None
@@ -420,7 +420,7 @@ def _listed(kind: Any) -> list[Any]:
 
 
 def _meet(a: Typed, b: Typed) -> Typed:
-    """What both allow; of types that exclude each other no value of the first."""
+    """Values allowed by both; for disjoint types the first without values."""
     both = a.types & b.types
     both |= {k for one, other in ((a, b), (b, a)) if "number" in other.types for k in one.types & {"integer"}}
     if a.types and b.types and not both:
@@ -436,8 +436,8 @@ def _meet(a: Typed, b: Typed) -> Typed:
 
 
 def _join(several: list[Typed]) -> Typed:
-    """What any of them allows."""
-    several = [one for one in several if one.values != ()] or several  # no value fits the others
+    """Values allowed by any of them."""
+    several = [one for one in several if one.values != ()] or several  # the others allow no value
     if not several or not all(one.types for one in several):
         return Typed(limited=any(one.limited for one in several))
     types = frozenset[str]().union(*(one.types for one in several))
@@ -456,7 +456,7 @@ def _values(one: Typed) -> tuple[Any, ...] | None:
 
 
 def _is_limited(keywords: Mapping[str, Any]) -> bool:
-    """Whether a string must meet more than its type."""
+    """Whether a string has constraints besides its type."""
     return any(
         key in keywords
         and (key != "format" or (isinstance(keywords[key], str) and keywords[key] in FORMATS))
@@ -487,7 +487,7 @@ def _wider(value: Any) -> str:
 
 
 def _identified(root: Any) -> Iterator[tuple[str, Any]]:
-    """Schemas that have a name of their own, an `$id` or an anchor."""
+    """Schemas with an `$id` or an anchor."""
     todo = [root]
     while todo:
         node = todo.pop()
@@ -503,18 +503,18 @@ def _identified(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a keyword's value is a finite number; booleans are none."""
+    """Whether a keyword's value is a finite number, and not a boolean."""
     return (isinstance(value, int) and not isinstance(value, bool)) or (
         isinstance(value, float) and math.isfinite(value)
     )
 
 
 def without_point(number: float) -> int:
-    """The digits of a number, from the first that is not 0."""
+    """The digits of a number, without point and leading zeros."""
     shown = Decimal(str(number)).as_tuple()
     return int("".join(map(str, shown.digits))) * 10 ** max(int(shown.exponent), 0)
 
 
 def first_number(schema: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
-    """The number of the first of these keywords that has one."""
+    """The first numeric value among these keywords."""
     return next((schema[key] for key in keys if is_number(schema.get(key))), None)

@@ -8,14 +8,13 @@ from ..errors import ConfigError
 
 
 class StopStrings:
-    """Passes text through up to the first stop string, holding back only what may still become one.
+    """Passes text through up to the first stop string, holding back only possible beginnings of one.
 
-    Of several stop strings the one that is complete first in the text wins, whatever their order in `stops`; of those
-    that end at the same character, the longest. Judged character by character like this, the text does not depend on
-    how many tokens arrive at once.
+    Of several stop strings the first complete one in the text wins, independent of their order in `stops`; of those that
+    end at the same character, the longest. So the result does not depend on how many tokens arrive at once.
 
     Raises:
-        ConfigError: A stop string is empty or no UTF-8.
+        ConfigError: A stop string is empty or not UTF-8.
     """
 
     def __init__(self, stops: Sequence[bytes | str] | bytes | str) -> None:
@@ -26,7 +25,7 @@ class StopStrings:
         self.matched: str | None = None  # the stop string that ended the text
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown now, whether a stop string was found); after a stop always ("", True)."""
+        """(text to emit, whether a stop string was found); after a stop always ("", True)."""
         if self.matched is not None:
             return "", True
         if not self._stops:
@@ -42,13 +41,13 @@ class StopStrings:
         return text[:start], False
 
     def flush(self) -> str:
-        """The text held back, when generation ends without a stop string."""
+        """The held-back text, when generation ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _open_start(text: str, stop: str) -> int:
-    """Where the longest end of `text` begins that is a beginning of `stop`; len(text) if there is none."""
+    """Start of the longest suffix of `text` that is a prefix of `stop`; len(text) if there is none."""
     start = max(len(text) - len(stop) + 1, 0)
     while (start := text.find(stop[0], start)) >= 0:
         if stop.startswith(text[start:]):

@@ -1,4 +1,4 @@
-"""Chat templates: message normalisation, sandboxed rendering, and what a template says about tools and thinking."""
+"""Chat templates: message normalisation, sandboxed rendering, and detection of tool and thinking formats."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from .json_text import loads
 from .roles import Renders, probe
 from .template_sandbox import compiled, rendered
 
-WORDS = 500  # characters of what a template says when it refuses
-_ROLE = re.compile(r"[A-Za-z][\w.-]{0,63}")  # templates write it into the prompt, so no marks can be in it
+WORDS = 500  # characters of a template's error message
+_ROLE = re.compile(
+    r"[A-Za-z][\w.-]{0,63}"
+)  # role names are written into the prompt, so they must not contain marks
 
-# Never survives tokenisation of real text; cut off before it is seen. A template that trims takes its blank away.
+# Sentinel, removed before tokenising. A template that trims removes its blank.
 _CONTINUE_MARK = "\x00continue\x00 "
 
 
 def _words(error: Exception) -> str:
-    """What an exception of a template says, in one line that is not too long."""
+    """An exception's message, shortened to one line."""
     message = str(error.message if isinstance(error, jinja2.TemplateError) and error.message else error)
     words = " ".join(message.split()) or type(error).__name__
     at = f" (line {error.lineno})" if isinstance(error, (jinja2.TemplateSyntaxError, SyntaxError)) else ""
@@ -38,7 +40,7 @@ class ChatTemplate:
 
     Args:
         source: jinja2 text.
-        bos_token, eos_token: Their texts ("" if none).
+        bos_token, eos_token: Texts of the tokens ("" if none).
 
     Raises:
         ConfigError: It does not compile.
@@ -50,7 +52,7 @@ class ChatTemplate:
         self.eos_token = eos_token
         try:
             self._template = compiled(source)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler makes of what is no template
+        except Exception as error:  # noqa: BLE001 - jinja2 may raise anything for invalid input
             raise ConfigError(f"chat template does not compile: {_words(error)}") from None
 
     @property
@@ -60,7 +62,7 @@ class ChatTemplate:
 
     @property
     def tool_format(self) -> ToolFormat:
-        """How the model writes calls: "xml" (`<function=..>` with parameters), "keys" (the name, then `<arg_key>` and
+        """Format of the model's calls: "xml" (`<function=..>` with parameters), "keys" (the name, then `<arg_key>` and
         `<arg_value>`), "harmony" (messages to `functions.`), "gemma" (`call:` and the name) or "json" (name and arguments)."""
         if self.is_harmony:
             return "harmony"
@@ -70,12 +72,12 @@ class ChatTemplate:
 
     @property
     def tags(self) -> Tags:
-        """What the model writes around thoughts and calls."""
+        """The model's tags around reasoning and calls."""
         return GEMMA if GEMMA.call in self.source else TAGS
 
     @property
     def is_harmony(self) -> bool:
-        """Whether it is of the form that `harmony` describes."""
+        """Whether it is a harmony template (see `harmony`)."""
         return is_harmony(self.source)
 
     @property
@@ -85,7 +87,7 @@ class ChatTemplate:
 
     @cached_property
     def end_of_thought(self) -> str:
-        """What it writes behind a thought, to the closing tag."""
+        """The end of reasoning, up to the closing tag."""
         thought, answer = "qzxj-thought", "qzxj-answer"
         asked = {"role": "user", "content": "x"}
         answered = {"role": "assistant", "content": answer, "reasoning_content": thought}
@@ -99,7 +101,7 @@ class ChatTemplate:
 
     @cached_property
     def renders(self) -> Renders:
-        """What it makes of roles."""
+        """Its capabilities with respect to roles."""
         return probe(self.render)
 
     def render(
@@ -117,12 +119,12 @@ class ChatTemplate:
             messages: As `normalise_messages` returns them.
             tools: Definitions of tools.
             add_generation_prompt: Open the assistant's message at the end.
-            continue_final_message: End inside the last message, or the thought in which that ends, instead of opening a new
-                one; blanks at its end stay if the template keeps them.
+            continue_final_message: End inside the last message, or its open reasoning, instead of opening a new one;
+                trailing blanks stay if the template keeps them.
             kwargs: Further variables of the template.
 
         Raises:
-            ConfigError: The template refuses the conversation; it has the template's own message.
+            ConfigError: The template refuses the conversation; with the template's message.
         """
         rows = [words_as_thought(m) if self.tags is GEMMA else dict(m) for m in messages]
         thought = None
@@ -147,11 +149,11 @@ class ChatTemplate:
         }
         try:
             text = rendered(self._template, scope)
-        except Exception as error:  # noqa: BLE001 - a template is foreign code
+        except Exception as error:  # noqa: BLE001 - a template is third-party code
             raise ConfigError(f"messages: the chat template refused them: {_words(error)}") from None
         if continue_final_message:
             head, mark, tail = text.rpartition(_CONTINUE_MARK.rstrip())
-            if not mark and thought is not None:  # it shows no thoughts, but the model writes them
+            if not mark and thought is not None:  # it does not render reasoning, but the model generates it
                 head = self.render(rows[:-1], tools=tools, **kwargs)
                 is_open = reasoning_at_start(head, self.tags) == "open"
                 return head + ("" if is_open else f"{self.tags.think}\n") + thought
@@ -163,7 +165,7 @@ class ChatTemplate:
         return text
 
     def generation_header(self) -> str:
-        """What the template appends to open the assistant's turn ("" if unknown)."""
+        """Text that opens the assistant's turn ("" if unknown)."""
         probe = [{"role": "user", "content": "x"}]
         try:
             closed, opened = self.render(probe, add_generation_prompt=False), self.render(probe)
@@ -173,7 +175,7 @@ class ChatTemplate:
 
 
 def words_as_thought(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose words before calls are part of its thought: Gemma's template has them end the turn behind the results."""
+    """A message with its text before calls moved into reasoning: Gemma's template would render it after the results."""
     if not message.get("tool_calls") or not message["content"].strip():
         return dict(message)
     parts = (message.get("reasoning_content"), message["content"])
@@ -181,7 +183,7 @@ def words_as_thought(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_responses(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for those of Gemma's templates that want results, and the answer behind them, as parts of the call's message."""
+    """Messages for Gemma templates that expect results, and the following answer, as parts of the call's message."""
     out: list[dict[str, Any]] = []
     for row in rows:
         last = out[-1] if out else {}
@@ -200,7 +202,7 @@ def with_responses(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_thought(message: Mapping[str, Any], tags: Tags = TAGS) -> str | None:
-    """The thought in which an assistant's message ends, as `reasoning_content` or as text behind its tag; None without."""
+    """The open reasoning at the end of an assistant's message, as `reasoning_content` or text after its tag; None without."""
     content: str = message["content"]
     head, tag, rest = content.partition(tags.think)
     if message.get("tool_calls"):
@@ -211,13 +213,13 @@ def last_thought(message: Mapping[str, Any], tags: Tags = TAGS) -> str | None:
 
 
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One dialect from several: plain-text content, tool-call arguments as mappings, unknown roles kept.
+    """Normalise messages: plain-text content, tool-call arguments as mappings, unknown roles kept.
 
     "developer" becomes "system", "function" becomes "tool", text parts are joined, a legacy function_call becomes a
     tool call.
 
     Raises:
-        ConfigError: It names the message and field.
+        ConfigError: A message is malformed; the error names the field.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise ConfigError("messages: expected a non-empty list of messages")
@@ -252,7 +254,7 @@ def content_text(content: Any, where: str) -> str:
     """The text of a message's content: a string, None, or a list of text parts.
 
     Raises:
-        ConfigError: On other parts.
+        ConfigError: There are other parts.
     """
     if content is None:
         return ""
@@ -275,9 +277,9 @@ def content_text(content: Any, where: str) -> str:
 
 
 def call_arguments(value: Any) -> dict[str, Any]:
-    """Arguments of an earlier call as the object that templates iterate over, from one or from its JSON text.
+    """Arguments of an earlier call as the object that templates iterate over, from an object or its JSON text.
 
-    What is no object, for example the text of a call that was cut off, becomes the member `input` of one.
+    Anything else, such as the text of a truncated call, becomes the member `input` of one.
     """
     if value is None or value == "":
         return {}

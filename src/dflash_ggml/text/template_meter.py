@@ -1,6 +1,6 @@
-"""Limits of a chat template while it runs: steps, time, and the length of every value.
+"""Limits of a running chat template: steps, time, and the length of every value.
 
-The sandbox asks here before and after each operation; a value's weight is its characters, lists with all that they hold.
+The sandbox calls it before and after each operation; a value's weight is its characters, including all members of lists.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, NoReturn, TypeVar
 
 import jinja2
 
-VALUE = 1 << 24  # characters of a value, lists and what they hold included
-ITEM = 64  # characters that an item of a list counts as, besides its own
-DEPTH = 100  # of lists in lists: some of Python's own loops over them call themselves
-STEPS = 1_000_000  # passes, operations and calls; long values cost more. A second or two in all
-SECONDS = 3.0  # of this thread's time, where steps are slower than that
-BITS = 1 << 14  # of an integer
-WIDTH = 1000  # of what is padded, wrapped or indented
-PIECE = 1024  # characters that are worth a step to look through
-NEW = 128  # characters of a new text that are worth a step: what a template holds at once fits into memory
+VALUE = 1 << 24  # largest weight of a value, in characters, members included
+ITEM = 64  # weight of a list item besides its own characters
+DEPTH = 100  # nesting of lists: some of Python's own functions recurse
+STEPS = 1_000_000  # loop passes, operations and calls; long values cost more. A second or two in total
+SECONDS = 3.0  # seconds of this thread's CPU time, if steps are slower
+BITS = 1 << 14  # bits of an integer
+WIDTH = 1000  # width for padding, wrapping and indenting
+PIECE = 1024  # characters scanned per step
+NEW = 128  # characters created per step: bounds the total memory
 
-_LOOKS = 2000  # steps between looks at the clock
+_LOOKS = 2000  # steps between checks of the clock
 _T = TypeVar("_T")
 VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _LISTS: tuple[type[Any], ...] = (list, tuple, set, frozenset, *VIEWS)
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\S+")
 
 
 class Meter(threading.local):
-    """What the template that runs in this thread has left."""
+    """Remaining steps and time of the template running in this thread."""
 
     left = 0
     look = 0
@@ -44,10 +44,10 @@ METER = Meter()
 
 
 def metered(run: Callable[[], _T]) -> _T:
-    """The result of `run`, which may use templates of this environment.
+    """The result of `run`, with limits for templates of this environment.
 
     Raises:
-        TemplateError: Beyond the limits.
+        TemplateError: A limit is exceeded.
     """
     before = METER.left, METER.look, METER.end
     METER.left, METER.look, METER.end = STEPS, STEPS - _LOOKS, time.thread_time() + SECONDS
@@ -58,7 +58,7 @@ def metered(run: Callable[[], _T]) -> _T:
 
 
 def spend(n: int) -> None:
-    """Take n steps."""
+    """Count n steps."""
     METER.left -= n
     if METER.left < METER.look:
         if METER.left < 0:
@@ -74,14 +74,14 @@ def refuse(message: str) -> NoReturn:
 
 
 def fits(n: int) -> int:
-    """`n` characters, if a value may have as many."""
+    """`n`, if a value may have as many characters."""
     if n > VALUE:
         refuse(f"it makes a value of more than {VALUE} characters")
     return n
 
 
 def weight_of(value: Any, depth: int = 0) -> int:
-    """Characters of a value with all that it holds, however often it holds it."""
+    """Weight of a value with all members, repetitions included."""
     kind = type(value)
     if kind is str:
         return len(value)
@@ -110,13 +110,13 @@ def weight_of(value: Any, depth: int = 0) -> int:
 
 
 def looked_through(value: Any) -> Any:
-    """The value, for an operation that goes through all of it."""
+    """The value, counted as scanned."""
     spend(weight_of(value) // PIECE)
     return value
 
 
 def made(value: Any) -> Any:
-    """A value that an operation has made, a list in place of an iterator."""
+    """A new value, counted; iterators become lists."""
     if isinstance(value, str):
         spend(1 + fits(len(value)) // NEW)
     elif isinstance(value, int):
@@ -131,7 +131,7 @@ def made(value: Any) -> Any:
 
 
 def stepped(value: Iterable[Any]) -> Iterator[Any]:
-    """What an iterable gives, a step for each."""
+    """Items of an iterable, a step for each."""
     spend(1)
     for item in value:
         spend(1)
@@ -139,7 +139,7 @@ def stepped(value: Iterable[Any]) -> Iterator[Any]:
 
 
 def loop_items(value: Any) -> Any:
-    """What a loop goes through, a step for each pass: at once where they are few, else the clock is looked at."""
+    """Items of a loop, a step for each pass: counted in advance if they are few, else with checks of the clock."""
     if not hasattr(value, "__len__") or len(value) >= _LOOKS:
         return stepped(value)
     spend(1 + len(value))
@@ -147,7 +147,7 @@ def loop_items(value: Any) -> Any:
 
 
 def part_of(value: Any) -> Any:
-    """A slice, which holds what was there."""
+    """A slice of a value."""
     spend(1 + size(value) // ITEM)
     return value
 
@@ -160,22 +160,22 @@ def concat(pieces: Iterable[str]) -> str:
 
 
 def joined(values: tuple[Any, ...]) -> str:
-    """The texts of values, one behind the other."""
+    """The concatenated texts of values."""
     return concat([value if type(value) is str else str(looked_through(value)) for value in values])
 
 
 def size(value: Any) -> int:
-    """Items or characters; of a number itself, as a width."""
+    """Items or characters; for a number itself, as a width."""
     return len(value) if isinstance(value, Sized) else abs(value) if isinstance(value, int) else 0
 
 
 def widths(text: str) -> int:
-    """The sum of all numbers in a format, each of which may be a width."""
+    """The sum of all numbers in a format, which may be widths."""
     return sum(int(number) if len(number) < 10 else VALUE + 1 for number in _NUMBER.findall(text))
 
 
 def check_format(text: Any, values: Any) -> None:
-    """For `%`: `*` takes widths from the values."""
+    """Check a `%` format, whose `*` takes widths from the values."""
     numbers = widths(text)
     if "*" in text and isinstance(values, tuple):
         numbers += sum(size(value) for value in values if isinstance(value, int))
@@ -183,7 +183,7 @@ def check_format(text: Any, values: Any) -> None:
 
 
 def check_growth(name: str, value: Any, others: tuple[Any, ...]) -> None:
-    """Refuse a filter or a string's method that would make a long value out of short ones."""
+    """Refuse a filter or string method that would create a too long value."""
     if name in ("center", "ljust", "rjust", "zfill"):
         fits(max(map(size, others), default=0))
     elif name == "expandtabs":

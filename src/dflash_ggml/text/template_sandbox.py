@@ -1,7 +1,7 @@
-"""The environment in which chat templates run: jinja2's sandbox, with an end to time, loops and sizes.
+"""Sandbox for chat templates: jinja2's sandbox with limits of time, steps and sizes.
 
-Generated code asks before it loops, joins, compares, slices or makes a list; filters, tests and methods say what they
-cost, and nothing is lazy. No value outgrows VALUE, which makes each operation short; what it costs is taken from STEPS.
+Generated code calls the meter before loops, joins, comparisons, slices and list displays; filters, tests and methods have
+declared costs, and nothing is lazy. No value exceeds VALUE, which bounds each operation; its cost is subtracted from STEPS.
 Why it runs in this process: docs/decisions/0005-chat-templates-are-metered.md.
 """
 
@@ -22,22 +22,22 @@ from jinja2 import compiler, nodes, parser, runtime, utils
 from . import template_meter as meter
 from .template_meter import PIECE, fits, made, refuse, spend, weight_of
 
-SOURCE = 1 << 16  # characters of a template; compiling takes up to 30 µs for each
+SOURCE = 1 << 16  # characters of a template; compiling takes up to 30 µs per character
 OUTPUT = 1 << 24  # characters
-SLOW = 20_000  # characters that the filters with slow searches take
+SLOW = 20_000  # characters for filters with slow searches
 
-_LOOP = "what a loop goes through"  # a filter by a name that no template can write
+_LOOP = "what a loop goes through"  # internal filter, with a name that is no identifier
 _DICT = frozenset(dir(dict))
-_FREE = frozenset(("length", "count", "default", "d", "first", "last", "safe", "attr"))  # look from outside
-# tests that look through a value, with Python's operators
+_FREE = frozenset(("length", "count", "default", "d", "first", "last", "safe", "attr"))  # external lookups
+# tests that scan a value, with Python's operators
 _COMPARE = frozenset(("in", "lower", "upper", "divisibleby"))
-# of a string, to no more than three times its length
+# string methods with results up to three times as long
 _SHORT = frozenset(("trim", "string", "lower", "upper"))
 _WIDE = frozenset(("center", "indent", "batch", "slice", "wordwrap", "round", "tojson"))
 _SLOWLY = frozenset(
     ("urlize", "striptags", "pprint", "wordwrap", "wordcount", "xmlattr", "title", "int", "float")
 )
-# Methods of Python's own types other than strings that can be called.
+# Callable methods of Python's built-in types other than str.
 _OWNERS = (bytes, dict, list, tuple, range, int, float)
 _METHODS = frozenset(
     ("decode", "hex", "startswith", "endswith", "copy", "get", "items", "keys", "values", "count", "index",
@@ -46,7 +46,7 @@ _METHODS = frozenset(
 
 
 def _asking(function: str, when: Callable[[Any], bool] = lambda node: True) -> Callable[..., Any]:
-    """Make a visitor put what it writes into a call of the environment's `function`."""
+    """Make a visitor wrap its output in a call of the environment's `function`."""
 
     def wrapped(visit: Callable[..., Any]) -> Callable[..., Any]:
         def visitor(self: compiler.CodeGenerator, node: Any, frame: Any) -> None:
@@ -61,7 +61,7 @@ def _asking(function: str, when: Callable[[Any], bool] = lambda node: True) -> C
 
 
 class _Code(compiler.CodeGenerator):
-    """Code that asks the environment first."""
+    """Code generator that adds calls of the environment."""
 
     visit_List = _asking("ask_made")(compiler.CodeGenerator.visit_List)
     visit_Dict = _asking("ask_made")(compiler.CodeGenerator.visit_Dict)
@@ -76,7 +76,7 @@ class _Code(compiler.CodeGenerator):
         super().visit_Output(node, frame)
 
     def visit_Add(self, node: nodes.BinExpr, frame: Any) -> None:
-        """A chain of sums at once: they are what templates are made of."""
+        """Handle a chain of sums at once, which templates use most."""
         chain: list[nodes.Expr] = [node]
         while isinstance(chain[0], nodes.Add):
             chain[:1] = [chain[0].left, chain[0].right]
@@ -93,7 +93,7 @@ class _Code(compiler.CodeGenerator):
         self.write("))")
 
     def visit_Compare(self, node: nodes.Compare, frame: Any) -> None:
-        """Comparing with a constant is short, except for looking into something."""
+        """Comparisons with constants are cheap, except for `in`."""
         sides = [node.expr, *(operand.expr for operand in node.ops)]
         looks = any(operand.op in ("in", "notin") for operand in node.ops)
         short = (nodes.Const, nodes.List, nodes.Tuple) if looks else nodes.Const
@@ -125,7 +125,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Formatter(jinja2.sandbox.SandboxedFormatter):
-    """`format` of a string, with all that it makes counted."""
+    """`format` of a string, with counted output."""
 
     n = 0
 
@@ -138,7 +138,7 @@ class _Formatter(jinja2.sandbox.SandboxedFormatter):
 
 
 class _Namespace(utils.Namespace):
-    """A namespace may hold itself and others: what it holds is not shown."""
+    """A namespace without a repr of its members, since it may contain itself."""
 
     def __repr__(self) -> str:
         return "<Namespace>"
@@ -151,7 +151,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it: no escapes for HTML, other letters as they are. Refused where it becomes too long."""
+    """JSON like transformers' `tojson`: no HTML escapes, non-ASCII unchanged; refused if too long."""
     written = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -165,7 +165,7 @@ def _tojson(
 
 
 def _sum(environment: Any, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
-    """Of numbers: lists would be copied once for each."""
+    """Sum of numbers; lists, which would be copied repeatedly, are refused."""
     get = (lambda item: item) if attribute is None else jinja2.filters.make_attrgetter(environment, attribute)
     for item in iterable:
         value = get(item)
@@ -176,13 +176,13 @@ def _sum(environment: Any, iterable: Iterable[Any], attribute: Any = None, start
 
 
 def _replace(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """With names for its arguments, which may come in any order."""
+    """`str.replace` with keyword arguments."""
     meter.check_growth("replace", value, (old, new))
     return str(value).replace(str(old), str(new), -1 if count is None else count)
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that says what it costs, and is refused what would make it long."""
+    """A filter or test with counted cost, and checked arguments."""
     passes = hasattr(function, "jinja_pass_arg")
 
     @wraps(function)
@@ -206,7 +206,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @jinja2.pass_context
 def _finalize(context: Any, value: Any) -> str:
-    """The text of what a template writes."""
+    """The text of an output expression."""
     text = value if isinstance(value, str) else str(meter.looked_through(value))
     spend(1 + len(text) // PIECE)
     return text
@@ -223,7 +223,7 @@ def _raise_exception(message: Any) -> NoReturn:
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of one chat template; compiling and rendering in it belong into `metered`."""
+    """The environment of one chat template; compile and render in it only inside `metered`."""
 
     code_generator_class = _Code
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
@@ -260,13 +260,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return parsed
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute of a template's value; of a dictionary its member, as the sandbox would find it without its detours."""
-        if type(obj) is dict and attribute not in _DICT:  # as the sandbox would find it, without its detours
+        """An attribute of a value, or a member of a dictionary, like the sandbox's lookup."""
+        if type(obj) is dict and attribute not in _DICT:  # same result as the sandbox's lookup, faster
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """A string's `format` or `format_map`, counted; None for anything else."""
+        """A counted `format` or `format_map` of a string; None for anything else."""
         if super().wrap_str_format(value) is None:
             return None
         text, by_map = value.__self__, value.__name__ == "format_map"
@@ -275,11 +275,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """A call: of a macro, of a function that the environment or the caller gave, or of a method in the tables."""
+        """A call of a macro, of a function of the environment or the caller, or of an allowed method."""
         spend(1)
         if isinstance(__obj, runtime.Macro):
             if len(args) > len(__obj.arguments) or not kwargs.keys() <= set(__obj.arguments):
-                made((*args, *kwargs.values()))  # it can make a list of what it does not name
+                made((*args, *kwargs.values()))  # it can create a list of unnamed members
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(__obj, runtime.LoopContext):
             return super().call(__context, __obj, *map(meter.loop_items, args), **kwargs)
@@ -304,7 +304,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return total
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """An operator on two values, refused where its result would be too large."""
+        """A binary operator, refused if its result would be too large."""
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             if abs(left) > 1 and left.bit_length() * abs(right) > meter.BITS:
                 refuse(f"it makes an integer of more than {meter.BITS} bits")
@@ -318,15 +318,15 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             meter.check_format(left, right)
         elif operator == "+" and isinstance(left, list) and isinstance(right, list):
             fits(meter.ITEM * (len(left) + len(right)))
-            return meter.part_of(left + right)  # which holds what was there
+            return meter.part_of(left + right)  # no new value
         return made(super().call_binop(context, operator, left, right))
 
 
 def compiled(source: str) -> jinja2.Template:
-    """A template.
+    """Compile a template.
 
     Raises:
-        TemplateError: For one that is too long, and whatever else compiling raises.
+        TemplateError: It is too long, or does not compile.
     """
     if len(source) > SOURCE:
         refuse(f"it has {len(source)} characters, at most {SOURCE} are allowed")
@@ -334,10 +334,10 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def rendered(template: jinja2.Template, scope: dict[str, Any]) -> str:
-    """The text that a compiled template makes.
+    """The output of a compiled template.
 
     Raises:
-        TemplateError: Beyond a limit, and whatever else it raises.
+        TemplateError: A limit is exceeded, or rendering fails.
     """
 
     def run() -> str:

@@ -28,7 +28,7 @@ _SPLIT = (
     r"| ?[^\s{word}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# capitals and what follows them are words of their own
+# a capital begins a new word
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|\p{{N}}%s"
@@ -36,7 +36,7 @@ _CASED = (
 )
 _CONTRACTED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LETTERS = r"\p{L}"
-# Each splits what the one before has left: laguna cuts out lines first, smollm digits.
+# Applied in sequence: laguna splits lines first, smollm digits.
 PRE_TOKENIZERS = {
     "qwen2": (_SPLIT.format(word=_LETTERS, digits=""),),
     "qwen35": (_SPLIT.format(word=r"\p{L}\p{M}", digits=""),),
@@ -47,17 +47,17 @@ PRE_TOKENIZERS = {
     "tekken": (_CASED % ("", "", ""),),
     "gpt-4o": (_CASED % (_CONTRACTED, _CONTRACTED, "{1,3}"),),
 }
-# other names under which files have them
+# aliases in files
 _ALIASES = {
     **dict.fromkeys(("llama3", "llama-v3", "smaug-bpe", "dbrx", "falcon3", "pixtral"), "llama-bpe"),
     **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell"), "smollm"),
 }
-# those whose vocabularies hold words that no merge makes, and whose texts begin with BOS unless the file says otherwise
+# vocabularies with words that no merge produces, and BOS by default
 _WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"}
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-# Tokens that end a generation even where the file does not declare them, if they are control tokens.
+# Control tokens that end a generation even if the file does not declare them.
 END_TEXTS = (
     "<|im_end|>",
     "<|endoftext|>",
@@ -85,7 +85,7 @@ SPECIAL_NAMES = ("bos", "padding", "mask", *END_NAMES)
 
 
 def _byte_alphabet() -> dict[int, int]:
-    """Code point -> byte: printable Latin-1 stands for itself, U+0100 onwards for the other bytes."""
+    """Code point -> byte: printable Latin-1 is unchanged, U+0100 onwards are the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {b: b for b in printable} | {0x100 + i: b for i, b in enumerate(others)}
@@ -95,7 +95,7 @@ _BYTES = _byte_alphabet()
 
 
 class TooManyTokens(Exception):
-    """A text has more tokens than were asked for: at least `found`."""
+    """A text has more tokens than allowed: at least `found`."""
 
     def __init__(self, found: int) -> None:
         super().__init__(found)
@@ -128,16 +128,16 @@ class Tokenizer:
 
         Args:
             tokens: The texts by id, as stored.
-            types: Of each token as in GGUF (1 normal to 6 byte).
+            types: Type of each token as in GGUF (1 normal to 6 byte).
             merges: Pairs with a space between, best first; unused with `sentencepiece`.
             pre: A key of `PRE_TOKENIZERS`; unused with `sentencepiece`.
             special_ids: Name -> id.
-            add_bos: A prompt begins with BOS.
+            add_bos: Whether a prompt begins with BOS.
             chat_template: The file's default chat template.
             sentencepiece: The model of a SentencePiece vocabulary.
 
         Raises:
-            ConfigError: The parts do not fit together.
+            ConfigError: The parts are inconsistent.
         """
         self.tokens, self.n_vocab = list(tokens), len(tokens)
         self._types = bytes(types)
@@ -145,7 +145,7 @@ class Tokenizer:
         self.add_bos, self.chat_template = add_bos, chat_template
         self._ids = {text: i for i, text in enumerate(self.tokens)}
         self._pieces: list[bytes | None] = [None] * self.n_vocab
-        # no token stands for more bytes of a text; 0 where bytes can get lost, and nothing follows from their number
+        # most bytes of a token; 0 if encoding can drop bytes, so that their number is no bound
         self._sentencepiece = sentencepiece
         alphabet = (f"<0x{byte:02X}>" if sentencepiece else chr(code) for code, byte in _BYTES.items())
         lossless = all(text in self._ids for text in alphabet)
@@ -159,7 +159,7 @@ class Tokenizer:
         declared = {self.special_ids[name] for name in END_NAMES if name in self.special_ids}
         ends = declared | {i for i in listed if self._types[i] in (CONTROL, USER_DEFINED)}
         if {self._ids.get(text) for text in ("<|return|>", "<|call|>")} <= ends:
-            ends.discard(self._ids.get("<|end|>"))  # harmony: of a message, not of the turn
+            ends.discard(self._ids.get("<|end|>"))  # harmony: ends a message, not the turn
         self.eog_ids = frozenset(ends)
         model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
@@ -171,7 +171,7 @@ class Tokenizer:
         """Build from the `tokenizer.*` keys.
 
         Raises:
-            ModelFileError: For missing, damaged or unknown ones.
+            ModelFileError: A key is missing, damaged or unknown.
         """
         kind = file.require("tokenizer.ggml.model", str)
         if kind not in ("gpt2", "llama", "gemma4"):
@@ -225,7 +225,7 @@ class Tokenizer:
 
     @property
     def bos_ids(self) -> list[int]:
-        """What a text begins with: the begin-of-sequence token where the model wants one, else nothing."""
+        """Ids at the start of a prompt: the begin-of-sequence token if the model uses one, else none."""
         return [self.bos_id] if self.add_bos and self.bos_id is not None else []
 
     @property
@@ -234,7 +234,7 @@ class Tokenizer:
         return self.special_ids.get("eos")
 
     def id_of(self, text: str) -> int | None:
-        """The id of the token stored as `text`, e.g. `<think>`; None when there is none."""
+        """The id of the token stored as `text`, e.g. `<think>`; None without one."""
         return self._ids.get(text)
 
     def kind(self, token: int) -> int:
@@ -242,11 +242,11 @@ class Tokenizer:
         return self._types[token]
 
     def is_control(self, token: int) -> bool:
-        """True for tokens that carry structure, not text; they are decoded only on request."""
+        """Whether it is a control token, which is decoded only on request."""
         return self._types[token] in (CONTROL, UNKNOWN)
 
     def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
-        """Token ids of `text`, without BOS; half a surrogate pair counts as U+FFFD.
+        """Token ids of `text`, without BOS; lone surrogates count as U+FFFD.
 
         Control tokens spelt out in the text become their ids if `special`, else they are plain text;
         user-defined tokens always become their ids. With `most`, raises TooManyTokens for a long text as
@@ -268,7 +268,7 @@ class Tokenizer:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that a token stands for; a control token gives its name, an unused entry nothing."""
+        """The bytes of a token; a control token's name, nothing for an unused entry."""
         if not 0 <= token < self.n_vocab:
             raise ConfigError(f"token id {token} is outside the vocabulary (0 to {self.n_vocab - 1})")
         piece = self._pieces[token]
@@ -277,7 +277,7 @@ class Tokenizer:
         return piece
 
     def piece(self, token: int) -> bytes:
-        """As token_bytes; b"" for the padding ids that a model's logits may have beyond the vocabulary."""
+        """As token_bytes; b"" for padding ids beyond the vocabulary."""
         return self.token_bytes(token) if token < self.n_vocab else b""
 
     def pieces(self, tokens: Iterable[int]) -> list[bytes]:
@@ -337,7 +337,7 @@ class Tokenizer:
                 and self._sentencepiece is not None
                 and self._sentencepiece.merges is not None
             ):
-                # no merge makes them
+                # no merge produces them
                 texts += [text for text in self.tokens if text and not text.strip("\n")]
             engine.add_tokens([AddedToken(text, special=kind == CONTROL, normalized=False) for text in texts])
         return engine
@@ -353,14 +353,14 @@ class Tokenizer:
             try:
                 return text.translate(_BYTES).encode("latin-1")
             except UnicodeEncodeError:
-                pass  # not written in the byte alphabet: the text stands for itself
+                pass  # not in the byte alphabet: plain text
         return text.encode()
 
 
 class Detokenizer:
-    """Turns a stream of tokens into text and never splits a character: its first bytes wait for the rest.
+    """Incremental decoder: turns tokens into text, and holds back incomplete characters.
 
-    The pieces joined, `flush` included, equal the decoding of all tokens at once.
+    The concatenated pieces, `flush` included, equal the decoding of all tokens at once.
 
     Args:
         special: Show control tokens by name instead of leaving them out.
@@ -372,11 +372,11 @@ class Detokenizer:
 
     @property
     def in_character(self) -> bool:
-        """Whether the first bytes of a character wait for the rest."""
+        """Whether an incomplete character is held back."""
         return bool(self._decoder.getstate()[0])
 
     def feed(self, tokens: Iterable[int]) -> str:
-        """The text that `tokens` complete."""
+        """Text completed by `tokens`."""
         return self._decoder.decode(self._tokenizer.decode_bytes(tokens, self._special))
 
     def flush(self) -> str:

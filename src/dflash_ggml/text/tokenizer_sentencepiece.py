@@ -1,7 +1,7 @@
-"""SentencePiece's BPE as files of `tokenizer.ggml.model` = `llama` hold it: scored pieces, a mark for spaces, bytes for the rest.
+"""SentencePiece's BPE (`tokenizer.ggml.model` = `llama`): scored pieces, a mark for spaces, byte fallback.
 
-A pair is joined if the result is a piece, the best score first. On the `tokenizers` package that is BPE whose merges are all
-ways to make a piece of two, by the score of what they make. Files of `gemma4` list the merges.
+A pair is merged if the result is a piece, the best score first. In the `tokenizers` package that is BPE with all pairs that form
+a piece as merges, ordered by the piece's score. Files of `gemma4` list the merges.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
-SPACE = "\u2581"  # stands for a space
+SPACE = "\u2581"  # mark for a space
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePiece:
-    """What a SentencePiece vocabulary has beside its tokens.
+    """Parameters of a SentencePiece vocabulary.
 
     Attributes:
-        scores: Of each token.
-        space_prefix: A text, and what follows a special token, begins as if behind a space.
+        scores: Score of each token.
+        space_prefix: Whether a space is prepended to a text, also after a special token.
         merges: Pairs with a space between, best first, instead of the scores; none of them has a line end.
     """
 
@@ -32,7 +32,7 @@ class SentencePiece:
         """The model over tokens `ids`.
 
         Args:
-            joinable: Whether each may come of joining others, which control tokens never may.
+            joinable: Whether each token may result from merges; control tokens may not.
         """
         if self.merges is not None:
             listed = [(first, second) for first, _, second in (merge.partition(" ") for merge in self.merges)]
@@ -51,12 +51,12 @@ class SentencePiece:
         return models.BPE(dict(ids), pairs, unk_token=unknown, byte_fallback=True)
 
     def normalizer(self) -> normalizers.Normalizer:
-        """Spaces as their mark."""
+        """Normalizer that replaces spaces by their mark."""
         marked = normalizers.Replace(" ", SPACE)
         return normalizers.Sequence([normalizers.Prepend(SPACE), marked]) if self.space_prefix else marked
 
     def splitter(self, texts: Sequence[str]) -> pre_tokenizers.PreTokenizer | None:
-        """Splits into words where none of these tokens goes beyond one; a long text as a single word is slow."""
+        """Pre-tokenizer into words, if no token spans two words; a long text as a single word is slow."""
         if self.merges is not None:
             return pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
         if any(SPACE in text.lstrip(SPACE) for text in texts):
@@ -65,5 +65,5 @@ class SentencePiece:
 
     @staticmethod
     def bytes_of(text: str) -> bytes:
-        """What a normal token stands for."""
+        """The bytes of a normal token."""
         return text.replace(SPACE, " ").encode()

@@ -1,4 +1,4 @@
-"""Grammars that make the model call a tool: any of several, or one by name, with arguments that fit its schema."""
+"""Grammars that force a tool call: any of several tools, or one by name, with arguments that match its schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tool_schema import Argument, Arguments, ToolSchema
 
 Schemas = Mapping[str, ToolSchema]
 
-# Between calls and behind the last one: what models write there, so that they can end; bounded, so that they do.
+# White space between calls and after the last one, as models emit it; bounded, so that they end.
 _LINES = ("lead: /\\n{0,2}/", "gap: /[ \\t\\r\\n]{0,4}/")
 
 
@@ -26,7 +26,7 @@ def forced_call_grammar(
     """A grammar of one call (or `several`) of the tools in `schemas` (name -> arguments) and nothing else.
 
     Args:
-        form: As the model was taught.
+        form: The model's call format.
         special_tags: Tags that are control tokens of the vocabulary.
     """
     start = f"start: lead {_blocks(several)}"
@@ -41,7 +41,7 @@ def call_or_answer_grammar(
     several: bool,
     special_tags: frozenset[str] = frozenset(),
 ) -> GrammarSpec:
-    """As forced_call_grammar, or else a text that fits the JSON schema `answer` (JSON text)."""
+    """As forced_call_grammar, or a text that matches the JSON schema `answer` (JSON text)."""
     start = f"start: lead ({_blocks(several)} | answer)"
     blocks = [*_LINES, f"block: CALL {_inside(form)} END_CALL"]
     return _grammar([start, *blocks], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
@@ -50,15 +50,15 @@ def call_or_answer_grammar(
 def inner_call_grammar(
     schemas: Schemas, form: ToolFormat, *, special_tags: frozenset[str] = frozenset()
 ) -> GrammarSpec:
-    """What follows a call's tag that the model wrote of its own accord, to the closing tag."""
+    """Grammar of a voluntary call from its opening tag to the closing tag."""
     return _grammar([f"start: {_inside(form)} END_CALL"], schemas, form, special_tags)
 
 
 def harmony_grammar(schemas: Schemas, answer: str | None, special_tags: frozenset[str]) -> GrammarSpec:
-    """A whole turn in harmony's form: reasoning and words to the user, then one call, or an answer.
+    """Grammar of a whole harmony turn: reasoning and messages to the user, then one call, or an answer.
 
     Args:
-        answer: A JSON schema (JSON text) that it fits, empty for any text; None: there has to be a call.
+        answer: A JSON schema (JSON text) for the answer, empty for any text; None: a call is required.
     """
     marks = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
     start, channel, constrain, message, end = (m if m in special_tags else _quote(m) for m in marks)
@@ -88,7 +88,7 @@ def _blocks(several: bool) -> str:
 
 
 def _inside(form: ToolFormat) -> str:
-    """What stands between the tags around a call."""
+    """Rules between the tags around a call."""
     return "call" if form in ("keys", "gemma") else '"\\n" call "\\n"'
 
 
@@ -134,7 +134,7 @@ def _json_rules(i: int, name: str, schema: ToolSchema) -> list[str]:
 def _marked_rules(
     i: int, name: str, arguments: Arguments | None, root: Mapping[str, Any], mark: str
 ) -> list[str]:
-    """Gemma's object: texts between marks, all else as JSON; JSON as a whole where arguments cannot be constrained one by one."""
+    """Rules of Gemma's object: text between marks, all else as JSON; plain JSON if arguments cannot be constrained separately."""
     call = f"call_{i}: {_quote(f'call:{name}')}"
     if arguments is None:
         return [f"{call} args_{i}", f"args_{i}: {_json({**root, 'type': 'object'})}"]
@@ -174,7 +174,7 @@ def _marked(argument: Argument, root: Mapping[str, Any], mark: str) -> str:
 def _tagged_rules(
     i: int, name: str, arguments: Arguments, root: Mapping[str, Any], tags: CallForm
 ) -> list[str]:
-    """Arguments between tags: those that are declared, in their order, then any others that are allowed."""
+    """Rules of arguments between tags: declared ones, in order, then any other allowed ones."""
     parts, rules = [], []
 
     def rule(label: str, key: str, argument: Argument) -> None:
@@ -208,7 +208,7 @@ def _pattern(word: str) -> str:
 
 
 def _json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
-    """A JSON value that fits a schema, within a Lark rule; root: what its references point into, if not itself."""
+    """A JSON value of a schema, in a Lark rule; root: document of its references, if not the schema itself."""
     made = bounded_schema(schema, root)
     if isinstance(made, bool):
         made = {"anyOf": []} if not made else {}

@@ -1,6 +1,6 @@
-"""Streaming reader of a tool call in any of the forms of `call_forms`, with the tags around it or without.
+"""Streaming parser of a tool call in any of the formats of `call_forms`, with or without tags around it.
 
-Values between tags are text and become JSON by the tool's schema; string values stream, others wait for their end.
+Values between tags are text and converted to JSON by the tool's schema; strings are streamed, other values at their end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from .json_stream import JsonStream, TaggedStream
 from .tool_schema import ToolSchema
 from .value_scan import ValueScan
 
-_UNKNOWN = ToolSchema({})  # a tool that was not offered
+_UNKNOWN = ToolSchema({})  # an unknown tool
 
 
 class ToolCallReader:
-    """feed() the text from a call's tag, `<function=` or `{` on, until `done`; then `rest` is what follows the call.
+    """feed() the text from a call's tag, `<function=` or `{` on, until `done`; then `rest` is the text after the call.
 
-    An Opening must have found that it is a call.
+    An `Opening` must have classified it as a call.
 
     Attributes:
         schemas: Tool name -> its arguments.
         first_index: Index of the first call in this block.
-        new_id: Makes the id of a call from its index and name.
-        whole: No call was cut.
+        new_id: Creates the id of a call from its index and name.
+        whole: Whether no call was cut off.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ToolCallReader:
 
     @property
     def rest(self) -> str:
-        """What was fed and belongs to no call."""
+        """Text that belongs to no call."""
         return self._buf
 
     def feed(self, text: str) -> list[Delta]:
-        """Events that this text completes."""
+        """Events completed by this text."""
         self._buf += text
         while not self.done and self._state():
             pass
@@ -73,10 +73,10 @@ class ToolCallReader:
         return events
 
     def finish(self, cut: bool = False) -> list[Delta]:
-        """The output is over: a call that is not complete ends with its arguments cut where they are.
+        """End of the output: an incomplete call ends with truncated arguments.
 
         Args:
-            cut: A limit ended the output, so that nothing the model has not written may be taken for forgotten.
+            cut: Whether a limit ended the output, so that missing closing tags are not assumed.
         """
         self._final, self._cut = True, cut
         events = self.feed("")
@@ -84,7 +84,7 @@ class ToolCallReader:
             if self._open and self._state == self._between and not cut:
                 self._close_object()
             elif self._open:
-                self._settle(set())  # what waited for the rest of the call is emitted as it stands
+                self._settle(set())  # emit held-back text unchanged
                 self.whole = False
                 self._end_call()
             self._buf, self.done = "", True
@@ -92,7 +92,7 @@ class ToolCallReader:
         self._events = []
         return events
 
-    # --- states: each consumes from the buffer and says whether another look is worthwhile
+    # --- states: each consumes from the buffer and returns whether to continue
 
     def _head(self) -> bool:
         text = self._buf.lstrip()
@@ -129,7 +129,7 @@ class ToolCallReader:
         return True
 
     def _between(self) -> bool:
-        """Behind the name of a call, or behind an argument."""
+        """State after the name of a call, or after an argument."""
         text = self._buf.lstrip()
         if self._fresh and text:
             self._fresh = False
@@ -178,12 +178,12 @@ class ToolCallReader:
         return True
 
     def _unclosed(self, start: int) -> bool:
-        """The output is over and the value was not closed: the end of a call may still end it, else it was cut."""
+        """An unclosed value at the end of the output: the end of a call may still close it, else it was cut off."""
         ending = self._form.forgotten.search(self._buf)
         if not self._cut and self._buf.rstrip().endswith(self._form.follow[1:]):
             plain = ValueScan(self._form, quotes=False)
             if self._quotes and plain.look(self._buf, True) is not None:
-                # what looked like a quoted call was none
+                # it was not a quoted call
                 self._quotes, self._scan = False, ValueScan(self._form, quotes=False)
                 return True
             if ending is not None:
@@ -205,7 +205,7 @@ class ToolCallReader:
         return False
 
     def _object(self) -> bool:
-        """Arguments as JSON; what stands between them and the end of the object around them is not needed."""
+        """State in JSON arguments; the rest of the surrounding object is ignored."""
         strict, taken = self._json.feed(self._buf)
         self._buf = self._buf[taken:]
         self._emit_args(strict if self._open else "")
@@ -219,13 +219,13 @@ class ToolCallReader:
         tags = (end_call,) if self._open else (end_call, END_FUNCTION)
         if not self._buf or not self._at_tag(*tags, mark):
             return False
-        if mark.startswith(self._buf):  # of a tag that a limit cut nothing is left
+        if mark.startswith(self._buf):  # drop a truncated tag
             self._buf = ""
             return False
         at_end = self._buf.startswith(tags)
         if self._open:
             self._emit_args(self._json.rest() + ("" if at_end else "<"))
-        if at_end:  # an object the model left open: passed on as it is
+        if at_end:  # an unclosed object is passed on unchanged
             if self._open:
                 self._end_call()
             self._state = self._after
@@ -234,7 +234,7 @@ class ToolCallReader:
         return True
 
     def _after(self) -> bool:
-        """Behind a call: closing tags, another call in the same block, or something else that is not ours."""
+        """State after a call: closing tags, another call in the same block, or other text."""
         text = self._buf.lstrip()
         if text.startswith(END_FUNCTION):
             self._buf = text[len(END_FUNCTION) :]
@@ -250,18 +250,18 @@ class ToolCallReader:
             any(tag.startswith(text) for tag in (END_FUNCTION, self._tags.end_call, FUNCTION))
             or OPEN_TAG.fullmatch(text)
         ):
-            return False  # of a closing tag that a limit cut nothing is left
+            return False  # drop a truncated closing tag
         self.done = True
         return False
 
     def _at_tag(self, *tags: str) -> bool:
-        """Whether the buffer is known not to be a tag."""
+        """Whether the buffer cannot be a tag."""
         return self._final or not any(tag != self._buf and tag.startswith(self._buf) for tag in tags)
 
     # --- parameters
 
     def _begin_param(self, key: str) -> None:
-        self._repeated = key in self._keys  # the first one counts: a later one does not take its place
+        self._repeated = key in self._keys  # the first one counts
         if not self._repeated:
             self._keys.append(key)
             if not self._late:
@@ -272,7 +272,7 @@ class ToolCallReader:
         self._state = self._value
 
     def _end_value(self, text: str, start: int, late: bool = False) -> None:
-        """late: send it with the call's end; so does a text that may hold a required parameter, its own end forgotten."""
+        """late: emit it at the call's end, like a text that may contain a required parameter after a missing end tag."""
         if self._repeated:
             return
         sent = self._sent - start if self._streaming else -1
@@ -286,11 +286,11 @@ class ToolCallReader:
         self._streaming = False
 
     def _lacking(self, names: Iterable[str]) -> set[str]:
-        """Those of the tool's arguments that the call has not given."""
+        """The tool's missing arguments."""
         return set(names) - set(self._keys)
 
     def _settle(self, keys: set[str]) -> None:
-        """Send what is late; lines `<parameter=key>` inside it begin parameters of these `keys`."""
+        """Emit late values; lines `<parameter=key>` inside them begin parameters of these `keys`."""
         late, self._late = self._late, []
         for i, (key, text, sent) in enumerate(late):
             start = 0

@@ -1,4 +1,4 @@
-"""The arguments of a tool as its JSON schema describes them, and their values where a model writes these as text."""
+"""A tool's arguments by its JSON schema, and conversion of values written as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schema_reading import UNIONS, SchemaReader, Typed, is_same, type_name
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _NUMBER = re.compile(r"[+-]?([0-9]{1,4000}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _COUNTS = re.compile(r"[*+?{]")
-# what an object must meet beyond its arguments one by one
+# keywords that constrain an object beyond its single arguments
 _OVERALL = (*UNIONS, "patternProperties", "minProperties", "maxProperties")
 
 
@@ -30,10 +30,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """All arguments of a tool, where each can be constrained by itself.
+    """All arguments of a tool, if each can be constrained separately.
 
     Attributes:
-        others: Of any further name; None where there is none.
+        others: Schema of further names; None if they are forbidden.
     """
 
     named: Mapping[str, Argument]
@@ -41,14 +41,14 @@ class Arguments:
 
 
 class ToolSchema:
-    """The arguments of one tool, wherever in the schema they are declared: behind references, in unions, ..."""
+    """The arguments of one tool, wherever the schema declares them: behind references, in unions, ..."""
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self.parameters = parameters
         self.reader = SchemaReader(parameters)
-        self.declared: dict[str, dict[bool, list[Any]]] = {}  # by name: its schemas, and those of branches
-        self.required: set[str] = set()  # names, whichever branch of a union holds
-        self._others: list[tuple[str, Any]] = []  # pattern of names, and the schema
+        self.declared: dict[str, dict[bool, list[Any]]] = {}  # by name: schemas, and those of branches
+        self.required: set[str] = set()  # names required in every branch of a union
+        self._others: list[tuple[str, Any]] = []  # patterns of names with schemas
         self._typed: dict[str, Typed] = {}
         for keywords, branch in self.reader.in_place(parameters, conditional=True):
             for name, sub in _items(keywords, "properties"):
@@ -60,10 +60,10 @@ class ToolSchema:
                 self.required.update(name for name in keywords["required"] if isinstance(name, str))
 
     def typed(self, name: str) -> Typed:
-        """The values that an argument may have; any where the schema leaves it open."""
+        """Values that an argument may have; any value if unconstrained."""
         own = self.declared.get(name)
         if own is None:
-            # which of several patterns holds may not be certain
+            # several patterns may match
             fit = [s for pattern, s in self._others if isinstance(s, Mapping) and _may_match(pattern, name)]
             return self.reader.typed({"anyOf": fit})
         if name not in self._typed:
@@ -72,24 +72,24 @@ class ToolSchema:
         return self._typed[name]
 
     def is_text(self, name: str) -> bool:
-        """Whether an argument is text whatever is written."""
+        """Whether an argument is always a string."""
         return self.typed(name).types <= {"string"}
 
     def value(self, name: str, text: str) -> Any:
-        """An argument written as text -> the JSON value that its schema wants; the text itself when it does not fit."""
+        """An argument written as text -> the JSON value by its schema; the text itself if it does not match."""
         typed = self.typed(name)
         types, values = typed.types or frozenset(("string",)), typed.values or ()
         if any(isinstance(value, str) and value == text for value in values):
             return text
         value = coerce(text, types)
         if values and value is text and types != {"string"}:
-            # of listed values `1` is the number where there is no such word
+            # among enumerated values `1` is the number if the string is not listed
             other = coerce(text, types - {"string"})
             value = other if any(is_same(other, one) for one in values) else text
         return value
 
     def arguments(self) -> Arguments | None:
-        """All arguments, where each can be constrained by itself, else None."""
+        """All arguments, if each can be constrained separately, else None."""
         named: dict[str, list[Any]] = {}
         others: list[Any] = []
         n_speaking = 0
@@ -107,7 +107,7 @@ class ToolSchema:
                 named.setdefault(name, []).append(sub)
             others += [bound["additionalProperties"]] if "additionalProperties" in bound else []
         if others and n_speaking > 1:
-            return None  # what one does not declare is not what the other does not
+            return None  # undeclared names differ between the schemas
         rest = others[0] if others else not n_speaking
         for name in self.required:
             named.setdefault(name, others or [True])
@@ -124,7 +124,7 @@ class ToolSchema:
         return Arguments(made, extra)
 
     def _argument(self, schema: Any, required: bool) -> Argument:
-        """Raises ConfigError for one whose text between tags would not tell its value, or could not be held to it."""
+        """Raises ConfigError if the text between tags would be ambiguous or cannot be constrained."""
         keywords = self.reader.keywords(schema)
         if keywords is False or (
             isinstance(keywords, dict) and not isinstance(keywords.get("enum", []), list)
@@ -143,7 +143,7 @@ class ToolSchema:
 
 
 def coerce(text: str, types: frozenset[str]) -> Any:
-    """A value written as text -> the JSON value that one of these types wants; the text itself when it does not fit."""
+    """A value written as text -> the JSON value of one of these types; the text itself if it does not match."""
     if types == {"string"}:
         return text
     trimmed = text.strip()
@@ -153,12 +153,12 @@ def coerce(text: str, types: frozenset[str]) -> Any:
         for _ in range(2):
             if not isinstance(value, str) or "string" in types:
                 break
-            value = read_json(value)  # written as JSON text inside JSON text
+            value = read_json(value)  # JSON inside a JSON string
     except ValueError:
         value = _number(trimmed)
     kind = type_name(value)
     if kind in types or (kind == "integer" and "number" in types):
-        # with "string" allowed too, only null and containers are unmistakable
+        # if strings are allowed too, only null and containers are unambiguous
         return value if "string" not in types or kind in ("null", "object", "array") else text
     if kind == "number" and "integer" in types and float(value).is_integer():
         return int(value)
@@ -166,7 +166,7 @@ def coerce(text: str, types: frozenset[str]) -> Any:
 
 
 def _number(text: str) -> Any:
-    """A number as people write it, `+3` or `.5`; the text itself when it is none."""
+    """A number in informal notation, `+3` or `.5`; the text itself if it is none."""
     if not _NUMBER.fullmatch(text):
         return text
     value = float(text) if any(c in ".eE" for c in text) else int(text)
@@ -179,7 +179,7 @@ def _items(keywords: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _may_match(pattern: str, name: str) -> bool:
-    """Whether a pattern fits a name; True for one that could take long to tell."""
+    """Whether a pattern matches a name; True for patterns that could be slow to match."""
     if "(" in pattern or len(_COUNTS.findall(pattern)) > 2:
         return True
     try:

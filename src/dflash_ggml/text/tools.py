@@ -1,4 +1,4 @@
-"""Tool definitions: checking them, and describing them to a model whose template cannot."""
+"""Tool definitions: validation, and a generic description for templates without tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .grammar_spec import dump_schema, load_schema
 from .tool_schema import ToolSchema
 
-KEPT_CHARS = 1 << 15  # of a schema that is kept between requests
+KEPT_CHARS = 1 << 15  # characters of a schema that is cached between requests
 
 GENERIC_TOOL_PROMPT = """You can call tools. The tools, one JSON object per line:
 <tools>
@@ -27,7 +27,7 @@ The result comes back in a message between <tool_response> and </tool_response>.
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A tool_choice that names the tool which must be called."""
+    """A tool_choice that names the required tool."""
 
     name: str
 
@@ -39,7 +39,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolSchema]:
     """Tool name -> its arguments.
 
     Raises:
-        ConfigError: On anything but uniquely named functions, and on a reference that names nothing.
+        ConfigError: A tool is not a uniquely named function, or a reference is unresolved.
     """
     schemas: dict[str, ToolSchema] = {}
     for i, tool in enumerate(tools):
@@ -65,7 +65,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolSchema]:
 
 
 def _tool_schema(parameters: Mapping[str, Any]) -> ToolSchema:
-    """Read once for all requests that repeat it. Raises ConfigError for a reference that names nothing."""
+    """Parsed schema, cached between requests. Raises ConfigError for an unresolved reference."""
     text = dump_schema(parameters)
     return (_read if len(text) <= KEPT_CHARS else _read.__wrapped__)(text)
 

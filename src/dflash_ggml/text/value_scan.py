@@ -1,7 +1,7 @@
-"""Scanner for the end of a tool call's argument, as it streams in.
+"""Streaming scanner for the end of a tool call's argument.
 
-A value ends at its form's closing tag where the next argument, or the end of the function or of the call, follows. A
-complete call that is quoted inside a value belongs to it. Nothing else ends a value.
+A value ends at its format's closing tag if the next argument, or the end of the function or the call, follows. A complete
+call quoted inside a value belongs to it. Nothing else ends a value.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _QUOTED_PART = re.compile(r"<function=[^<>\n]{0,200}(>[^\S\n]*(\n\s*(<[^<>\n]{0,
 
 
 class ValueScan:
-    """look() at the text behind the argument's tag as it grows.
+    """Scans the growing text after the argument's tag; see `look`.
 
     Attributes:
-        odd: Index of the first tag that need not be part of the value, None if there is none; what is after it may
-            have to be read another way.
-        quotes: Take complete calls inside the value for quoted, where the form has them.
+        odd: Index of the first tag that may not be part of the value, None if there is none; the text after it may be
+            parsed differently later.
+        quotes: Whether to treat complete calls inside the value as quoted, if the format supports that.
     """
 
     def __init__(self, form: CallForm, quotes: bool) -> None:
@@ -32,10 +32,10 @@ class ValueScan:
         self.odd: int | None = None
 
     def look(self, text: str, final: bool = False) -> int | None:
-        """Where the closing tag begins, None while it has not come.
+        """Start of the closing tag, None if there is none yet.
 
         Args:
-            final: Nothing comes after this text.
+            final: Whether the text is complete.
         """
         while (at := text.find("<", self._at)) >= 0:
             self._at = at
@@ -49,12 +49,12 @@ class ValueScan:
         return None
 
     def safe(self, text: str) -> int:
-        """How much of the text is part of the value whatever follows; asked while the closing tag has not come."""
+        """Length of the text that belongs to the value in any case; called before the closing tag is found."""
         end = self._at if self.odd is None else min(self._at, self.odd)
         return end - (self._form.lines and text[end - 1 : end] == "\n")
 
     def _step(self, text: str, at: int, final: bool) -> int:
-        """Characters of the value at a `<`, 0: its closing tag, -1: more text must tell."""
+        """Characters of the value at a `<`; 0: its closing tag, -1: undecided."""
         tail = text[at : at + 16]
         if tail.startswith(self._form.end):
             return self._closing(text, at, final)
@@ -65,7 +65,7 @@ class ValueScan:
                 return match.end() - at
             return -1 if not final and _QUOTED_PART.match(text, at) else 1
         if self._form.quotes and tail.startswith(self._form.follow):
-            self._mark(at)  # without a closing tag before it: quoted, or a tag was forgotten
+            self._mark(at)  # without a closing tag before it: quoted, or a tag is missing
         elif tail.startswith(END_CALL):
             return 1 if final or after_blanks(text, at + len(END_CALL)) < len(text) else -1
         elif not final and any(marker.startswith(tail) for marker in self._markers):
