@@ -42,9 +42,8 @@ _MODEL = """
 --list-pairs _ pairs | print which draft belongs to which target, and exit
 -hft --hf-token TOKEN | token for the hub (default: HF_TOKEN, or the stored login)
 --offline | use only what the hub's cache already holds
--c --ctx-size N int {n_ctx} | context in tokens, 0: the trained length, or what fits the GPU's memory, on the CPU half of what is
-    free (default {n_ctx})
---gpu-memory SIZE size | limit of GPU memory: 23GiB, 24GB, 90%% (default: what is free)
+-c --ctx-size N int {n_ctx} | context in tokens, 0: the trained length, or what fits into the memory (default {n_ctx})
+--gpu-memory SIZE size | limit of GPU memory: 23GiB, 90%% (default: all free)
 -b --batch-size N int 0 | tokens per prefill pass (default 0: automatic)
 -t --threads N int | CPU threads (default: physical cores, fewer on a busy machine)
 -ngl --gpu-layers --n-gpu-layers N layers -1 | 0: stay on the CPU; else use a GPU if present

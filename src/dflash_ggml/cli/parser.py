@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         self._usual = frozenset(usual.split())
         if usual:
             self._usual |= {"--help", "--help-all", "--version"}
-            self.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and leave")
+            self.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
 
     def format_help(self) -> str:
         """As argparse's, of the usual options."""

@@ -44,7 +44,7 @@ With no -m the embedded demonstration pair is used: a small model trained on Pyt
 
 # tables of options, see `add_table`
 _PROMPT = """
---chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed on a terminal, else on stderr
+--chat | wrap the prompt as a user message in the model's chat template; thinking is shown dimmed, or on stderr
 -sys --system TEXT | system message (with --chat)
 -sysf --system-prompt-file FILE system | the same from a file
 -e --escape | interpret escapes in --prompt, such as \\n for a new line
@@ -52,7 +52,7 @@ _PROMPT = """
 _OUTPUT = """
 --json | print one JSON object instead of streaming text
 --versus-plain | decode the same again plainly, alternating for short runs, and print the speed-up in a line
--v --verbose | print the widths that auto chose, the device and the memory plan
+-v --verbose | print widths that auto chose, device, memory plan
 """
 _USUAL = f"-p -f --chat -sys --think -n -j --json -v {USUAL}"
 _SOURCES = "give --prompt TEXT, -f FILE, or - for standard input"

@@ -68,7 +68,7 @@ _SERVER = """
 --strict | refuse fields that are not honoured, instead of naming them in the header x-dflash-notes
 --strict-model | answer a request for another model name with 404, instead of accepting any name
 -np --parallel N int 0 | slots: requests that are decoded in one batch; they share the context's tokens (default 0, or -1: by
-    free memory, as many as still leave one request the full context)
+    free memory, as many as leave one the full context)
 --queue N int 256 | most waiting requests; beyond them 503 (default 256)
 --queue-per-client N int | most waiting requests of one client, a key and an address; beyond them 429 (default half)
 -n --predict --n-predict --max-tokens N limit | tokens per answer for requests that set no limit of their own, -1: none (default)
