@@ -186,7 +186,7 @@ def train(args: argparse.Namespace) -> None:
             put[b + "ssm_out.weight"] = matrix(width, inner, small)
     if args.begin:
         known = np.load(args.begin)
-        put = {name: nn.Parameter(torch.from_numpy(known[name])) for name in put}
+        put = {name: nn.Parameter(torch.from_numpy(known[name]).float()) for name in put}
     for name, p in put.items():
         w[name.replace(".", "|")] = p
     w = w.to(device)
