@@ -21,7 +21,7 @@ from ...state.kv_type import is_quantised
 from ...state.spec import KvLayer
 from ..drafter import Drafter, Host, batch_bucket, checked
 from ..lattice import unpack
-from .graphs import append_context, context_graph, draft_graph
+from .graphs import Parts, append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, DraftParams
 
 # most blocks of a pass with pair scores, which take some hundred operations per block
@@ -61,8 +61,20 @@ class DFlashDrafter(Drafter):
     ) -> None:
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
-        self.name, self.candidates, self.to_target = kind_of(p), candidates, to_target
+        self.name, self.to_target = kind_of(p), to_target
         self.context = Context(self.device, cache_layers(p), host.kv_type, n_rows, self.block, host.n_states)
+        target, shared, head = host.target, host.weights, host.target.head_name
+        self.parts = Parts(
+            self.device,
+            weights,
+            p,
+            self.context,
+            features=host.state.features.tensor,
+            embedding=weights[EMBEDDING] if EMBEDDING in weights else shared[target.embedding_name],
+            head=weights[HEAD] if HEAD in weights else shared[head],
+            head_scale=None if HEAD in weights else shared.get(head.replace(".weight", ".scale")),
+            candidates=candidates,
+        )
         self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's context
         self.graphs = host.graphs
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
@@ -117,7 +129,7 @@ class DFlashDrafter(Drafter):
         groups = self.context.groups
         first, start = sequence.first_row, sequence.n_tokens
         n_kv = tuple(group.used(first, 0, start + block) for group in groups)
-        graph = self.graphs.get(("draft", n_kv, block), lambda: self._build(n_kv, block))
+        graph = self.graphs.get(("draft", n_kv, block), lambda: draft_graph(self.parts, n_kv, block))
         ints = graph.inputs["ints"].array.reshape(-1, block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
         ints[2] = 0 if p.has_mask_vector else p.mask_id
@@ -144,7 +156,7 @@ class DFlashDrafter(Drafter):
         state_index = max([state_index for _, state_index, _ in origins])
         # shared rows are read up to the last one in use, rings up to the last ring in use
         n_kv = tuple(group.used(end - longest, state_index, longest + block) for group in groups)
-        graph = self.graphs.get(("drafts", n_kv, block, n), lambda: self._build(n_kv, block, n))
+        graph = self.graphs.get(("drafts", n_kv, block, n), lambda: draft_graph(self.parts, n_kv, block, n))
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
         ranges = [np.zeros((group.pieces, 2, n, block), np.int32) for group in groups]
@@ -197,25 +209,6 @@ class DFlashDrafter(Drafter):
             ids = self.to_target[ids]
         return [checked(partial(Rows, ids[i], scores[i])) for i in range(n)]
 
-    def _build(self, n_kv: tuple[int, ...], block: int, seqs: int = 0) -> Graph:
-        """The graph of a draft of `block` columns, or of `seqs` such blocks of any sequences."""
-        target, weights, features = self.host.target, self.host.weights, self.host.state.features
-        own, head = self.weights, target.head_name
-        return draft_graph(
-            self.device,
-            self.weights,
-            self.params,
-            self.context,
-            features.tensor,
-            own[EMBEDDING] if EMBEDDING in own else weights[target.embedding_name],
-            own[HEAD] if HEAD in own else weights[head],
-            None if HEAD in own else weights.get(head.replace(".weight", ".scale")),
-            n_kv,
-            block,
-            self.candidates,
-            seqs,
-        )
-
     def take_in(self, sequences: Items[Sequence]) -> None:
         """See Drafter.take_in: a pass takes in a block of tokens of any sequences."""
         self._take([(s, s.unseen, s.n_tokens) for s in sequences])
@@ -237,12 +230,7 @@ class DFlashDrafter(Drafter):
                 taken.append((sequence, now, end - len(later)))
                 left.append((sequence, later, end))
                 room -= len(now)
-            graph = self.graphs.get(
-                ("context",),
-                lambda: context_graph(
-                    self.device, self.weights, self.params, self.context, self.host.state.features.tensor
-                ),
-            )
+            graph = self.graphs.get(("context",), lambda: context_graph(self.parts))
             ints = graph.inputs["ints"].array.reshape(-1, self.block)
             self._fill_context(ints[0], ints[1], list(ints[2:]), taken)
             graph.run()
@@ -287,7 +275,7 @@ class DFlashDrafter(Drafter):
         """Rows in a ring are inputs of their own, one for each ring and call."""
         n, groups = features.ne[1], self.context.groups
         of_groups = [_ring_input(graph, group, n) if group.is_ring else rows for group in groups]
-        append_context(graph, self.weights, self.params, self.context, features, positions, of_groups)
+        append_context(graph, self.parts, features, positions, of_groups)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         rows = sequence.rows(n)

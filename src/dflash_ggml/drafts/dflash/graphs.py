@@ -8,6 +8,7 @@ and DSpark are in their own folders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...ggml.bindings import Tensor
@@ -21,14 +22,31 @@ from ..dspark.graphs import markov_lattice
 from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the graphs are made of.
+
+    Attributes:
+        w: The draft's weights.
+        features: The target's tensor [n_tap*D, columns].
+        embedding, head: The target's matrices [D, n_vocab] or the draft's own.
+        head_scale: Scale of the target's head, [1], or None.
+        candidates: Tokens per depth.
+    """
+
+    device: Device
+    w: Mapping[str, Tensor]
+    p: DraftParams
+    context: Context
+    features: Tensor
+    embedding: Tensor
+    head: Tensor
+    head_scale: Tensor | None
+    candidates: int
+
+
 def append_context(
-    g: Graph,
-    w: Mapping[str, Tensor],
-    p: DraftParams,
-    context: Context,
-    features: Tensor,
-    positions: Tensor,
-    rows: Sequence[Tensor],
+    g: Graph, m: Parts, features: Tensor, positions: Tensor, rows: Sequence[Tensor]
 ) -> list[LayerCache]:
     """Write K/V of committed tokens to the draft's context.
 
@@ -40,6 +58,7 @@ def append_context(
     Returns:
         The caches per layer; readers of them run after the write.
     """
+    w, p, context = m.w, m.p, m.context
     d, kv_heads = p.head_dim, p.n_kv_heads
     if p.normed_taps:
         n, width = features.ne[1], features.ne[0]
@@ -73,36 +92,18 @@ def _last(g: Graph, n: int, c, positions, rows) -> tuple:
     return c, *(g.view(x, (n,), offset=skipped * x.nb[0]) for x in (positions, rows))
 
 
-def context_graph(
-    device: Device, w: Mapping[str, Tensor], p: DraftParams, context: Context, features: Tensor
-) -> Graph:
+def context_graph(m: Parts) -> Graph:
     """Graph that takes in features of committed tokens and drafts nothing.
 
     Input: ints = columns of the features | positions | cache rows of each group, each B.
-
-    Args:
-        features: Tensor [n_tap*D, columns].
     """
-    g = Graph(device, 512)
-    columns, positions, *rows = packed(g, "ints", *[p.block_size] * (2 + len(context.groups)))
-    append_context(g, w, p, context, g.get_rows(features, columns), positions, rows)
+    g = Graph(m.device, 512)
+    columns, positions, *rows = packed(g, "ints", *[m.p.block_size] * (2 + len(m.context.groups)))
+    append_context(g, m, g.get_rows(m.features, columns), positions, rows)
     return g
 
 
-def draft_graph(
-    device: Device,
-    w: Mapping[str, Tensor],
-    p: DraftParams,
-    context: Context,
-    features: Tensor,
-    embedding: Tensor,
-    head: Tensor,
-    head_scale: Tensor,
-    n_kv: Sequence[int],
-    block: int,
-    candidates: int,
-    seqs: int = 0,
-) -> Graph:
+def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Graph:
     """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
 
     With `seqs` a batch of sequences drafts so many blocks, and all inputs and outputs have as many times the columns; the
@@ -116,15 +117,12 @@ def draft_graph(
     scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows in front of the head. A draft whose row 0 drafts has B rows.
 
     Args:
-        features: The target's tensor [n_tap*D, columns].
-        embedding, head: The target's matrices [D, n_vocab] or the draft's own.
-        head_scale: Scale of the target's head, [1], or None.
         n_kv: Cache rows that attention reads, per group.
         block: Columns of a block.
-        candidates: Tokens per depth.
         seqs: Blocks of a batch; 0: one sequence.
     """
-    g, n = Graph(device), block * max(seqs, 1)
+    w, p, context = m.w, m.p, m.context
+    g, n = Graph(m.device), block * max(seqs, 1)
     parts = packed(g, "ints", *[n] * (4 + 2 * len(context.groups)))
     columns, seen_at, ids, positions, *rows = parts
     if seqs:
@@ -132,13 +130,13 @@ def draft_graph(
     else:
         masks = (group.mask.build(g, f"mask{i}", n_kv[i], block) for i, group in enumerate(context.groups))
         seen = [under(mask) for mask in masks]
-    caches = append_context(g, w, p, context, g.get_rows(features, columns), seen_at, rows[::2])
+    caches = append_context(g, m, g.get_rows(m.features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
     pending = g.view(ids, (1,))
     if seqs:
         roots = g.input("roots", I32, seqs, 3)
         pending, at, none = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in range(3))
-    x = g.get_rows(embedding, pending if p.has_mask_vector else ids)
+    x = g.get_rows(m.embedding, pending if p.has_mask_vector else ids)
     if p.has_mask_vector and seqs:
         x = g.set_rows(g.get_rows(w[MASK], ids), x, at)
     elif p.has_mask_vector and block > 1:
@@ -176,11 +174,11 @@ def draft_graph(
         else:
             x = g.view(x, (width, block - 1), (step,), offset=step)
     hidden = g.output(g.rms_norm(x, p.rms_eps, w["output_norm.weight"]), "hidden")
-    logits = g.mul_mat(head, hidden)
-    if head_scale is not None:
-        logits = g.mul(logits, head_scale)
+    logits = g.mul_mat(m.head, hidden)
+    if m.head_scale is not None:
+        logits = g.mul(logits, m.head_scale)
     if p.selector is None and p.markov is None:
-        g.output(g.top_k_log_probs(logits, min(candidates, logits.ne[0])), "best")
+        g.output(g.top_k_log_probs(logits, min(m.candidates, logits.ne[0])), "best")
         return g
     whole, depths = None, logits.ne[1] // max(seqs, 1)
     for i in range(max(seqs, 1)):  # concatenated, block by block
@@ -195,7 +193,7 @@ def draft_graph(
             one = selector_lattice(g, w, p.selector, own, seen_by_head, before)
         else:
             assert p.markov is not None
-            one = markov_lattice(g, w, p.markov, own, seen_by_head, before, candidates)
+            one = markov_lattice(g, w, p.markov, own, seen_by_head, before, m.candidates)
         whole = one if whole is None else g.concat(whole, one, 0)
     g.output(whole, "lattice")
     return g

@@ -6,6 +6,7 @@ from collections import ChainMap
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,15 +122,18 @@ class MtpDrafter(Drafter):
         self, host: Host, head: Head, weights: Weights, candidates: int, n_rows: int, depth: int
     ) -> None:
         self.host, self.device, self.head, self.weights = host, host.device, head, weights
-        self.depth, self.taps, self.candidates = depth, (head.block - 1,), candidates
+        self.depth, self.taps = depth, (head.block - 1,)
         self.room = _room(depth)
         self.kv = KvCache(self.device, cache_spec(head).kv, host.kv_type, n_rows + self.room + 1)
         self._store = Store(self.device, 1)
         last = self._store.tensor(F32, head.n_embd, _lasts(host.n_states), name="last hidden states")
         self._store.allocate()
-        target = host.target
-        embedding, output = names(head, target.embedding_name, target.head_name)
-        self.parts = Parts(head, ChainMap(weights, host.weights), self.kv, last, embedding, output)  # type: ignore[arg-type]
+        every: Any = ChainMap(weights, host.weights)  # type: ignore[arg-type]
+        features = host.state.features.tensor
+        embedding, output = names(head, host.target.embedding_name, host.target.head_name)
+        self.parts = Parts(
+            head, self.device, every, self.kv, last, features, self.room, candidates, embedding, output
+        )
         # by state index; zeros before the first token
         self.has_last = [True] * host.n_states
         self._masked = 0  # the mask's state index
@@ -179,7 +183,9 @@ class MtpDrafter(Drafter):
         unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
         ahead = sequence.rows(depth)
         n_kv = min(kv_bucket(ahead.stop, self.device.is_gpu), self._n_rows)
-        graph = self.graphs.get(("draft", n_kv, depth), lambda: self._build(n_kv, depth))
+        graph = self.graphs.get(
+            ("draft", n_kv, depth), lambda: draft_graph(self.parts, self.mask, n_kv, depth)
+        )
         over, spare = self.room - n, self.kv.n_rows - self.room - 1
         tokens = (*sequence.tokens[end - n : end], sequence.pending)
         first = ahead.start - n
@@ -217,16 +223,7 @@ class MtpDrafter(Drafter):
         n_kv = min(kv_bucket(max(s.rows(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
             ("drafts", n_kv, depth, batch),
-            lambda: drafts_graph(
-                self.device,
-                self.parts,
-                self.host.state.features.tensor,
-                n_kv,
-                room,
-                depth,
-                self.candidates,
-                batch,
-            ),
+            lambda: drafts_graph(self.parts, n_kv, depth, batch),
         )
         ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
         ints[:] = 0
@@ -260,12 +257,6 @@ class MtpDrafter(Drafter):
         best = self.device.read(graph.outputs["best"]).reshape(depth, batch, 2, -1)
         return [checked(partial(_chain, best[:, i])) for i in range(len(sequences))]
 
-    def _build(self, n_kv: int, depth: int):
-        features = self.host.state.features.tensor
-        return draft_graph(
-            self.device, self.parts, features, self.mask, n_kv, self.room, depth, self.candidates
-        )
-
     def take_in(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
             self._take_in(sequence, len(sequence.unseen))
@@ -275,10 +266,7 @@ class MtpDrafter(Drafter):
         while count > 0:
             n = min(count, self.room)
             part, left = sequence.unseen[:n], sequence.unseen[n:]
-            graph = self.graphs.get(
-                ("context",),
-                lambda: context_graph(self.device, self.parts, self.host.state.features.tensor, self.room),
-            )
+            graph = self.graphs.get(("context",), lambda: context_graph(self.parts))
             end = sequence.n_tokens - len(left)
             over, spare = self.room - n, self.kv.n_rows - self.room - 1
             ahead = range(sequence.first_row + end - n, sequence.first_row + end)

@@ -29,12 +29,20 @@ class Parts:
     Attributes:
         w: The head's and the target's weights.
         last: The h of the last token seen, [D, n_states], and for several sequences one more, never read.
+        features: The target's tensor [D, columns].
+        room: R.
+        candidates: Tokens per depth.
+        embedding, output: Names of the matrices in `w`.
     """
 
     head: Head
+    device: Device
     w: Mapping[str, Tensor]
     kv: KvCache
     last: Tensor
+    features: Tensor
+    room: int
+    candidates: int
     embedding: str
     output: str
 
@@ -126,14 +134,14 @@ def normed(g: Graph, m: Parts, features: Tensor) -> Tensor:
     return g.rms_norm(features, m.head.rms_eps, m.w["output_norm.weight"])
 
 
-def context_graph(device: Device, m: Parts, features: Tensor, room: int) -> Graph:
+def context_graph(m: Parts) -> Graph:
     """Graph that takes in up to R = `room` tokens and drafts nothing.
 
     Input: ints = ids | columns of the features | positions | cache rows, each R, and their number, 1.
     """
-    g = Graph(device, 256)
+    g, room = Graph(m.device, 256), m.room
     ids, columns, positions, rows, pick = packed(g, "ints", *[room] * 4, 1)
-    h = normed(g, m, g.get_rows(features, columns))
+    h = normed(g, m, g.get_rows(m.features, columns))
     before = g.expand(g.concat(m.read_last(g), h, 1))
     x = joined(g, m, ids, g.view(before, (h.ne[0], room), (before.nb[1],)))
     keys_values(g, m, x, positions, rows)
@@ -141,16 +149,7 @@ def context_graph(device: Device, m: Parts, features: Tensor, room: int) -> Grap
     return g
 
 
-def draft_graph(
-    device: Device,
-    m: Parts,
-    features: Tensor,
-    mask: ResidentMask,
-    n_kv: int,
-    room: int,
-    depth: int,
-    candidates: int,
-) -> Graph:
+def draft_graph(m: Parts, mask: ResidentMask, n_kv: int, depth: int) -> Graph:
     """Graph that takes in up to R = `room` tokens, then drafts `depth` tokens greedily after the pending one.
 
     Inputs: ints = columns of the features [R] | ids | positions | cache rows, each R + 1, unseen tokens, then the pending one |
@@ -158,10 +157,10 @@ def draft_graph(
     drafting columns.
     Output: best float32 [candidates, 2, depth], token ids and log-probabilities, best first.
     """
-    g = Graph(device, 256 + depth * (96 + m.head.ffn.nodes))
+    g, room = Graph(m.device, 256 + depth * (96 + m.head.ffn.nodes)), m.room
     columns, ids, positions, rows, pick, at, into = packed(g, "ints", room, *[room + 1] * 3, 1, depth, depth)
     built = mask.build(g, "mask", n_kv, depth)
-    cache, inputs = take_in(g, m, normed(g, m, g.get_rows(features, columns)), ids, positions, rows, pick)
+    cache, inputs = take_in(g, m, normed(g, m, g.get_rows(m.features, columns)), ids, positions, rows, pick)
     x, best = g.get_rows(inputs, pick), []
     name = m.output.removesuffix(".weight")
     for i in range(depth):
@@ -170,7 +169,7 @@ def draft_graph(
             cache = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
         seen = g.view(built, (n_kv, 1), offset=i * built.nb[1])
         h = block(g, m, x, position, cache, seen, n_kv)
-        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(m.candidates, m.head.n_vocab))
         best.append(g.reshape(one, one.ne[0], 2, 1))
         if i + 1 < depth:
             x = joined(g, m, g.cast(g.view(one, (1,)), I32), h)
@@ -181,9 +180,7 @@ def draft_graph(
     return g
 
 
-def drafts_graph(
-    device: Device, m: Parts, features: Tensor, n_kv: int, room: int, depth: int, candidates: int, batch: int
-) -> Graph:
+def drafts_graph(m: Parts, n_kv: int, depth: int, batch: int) -> Graph:
     """`draft_graph` for a batch of sequences of any state indices.
 
     Inputs: ints = columns of the features [R] per sequence | ids | positions | cache rows, each R + 1 per sequence | index of
@@ -191,11 +188,12 @@ def drafts_graph(
     rows that those see, int32 [depth * batch, 2].
     Output: best float32 [candidates, 2, depth * batch], depth by depth.
     """
-    g, c, k = Graph(device, 256 + depth * (96 + m.head.ffn.nodes)), room + 1, batch
+    g, room, k = Graph(m.device, 256 + depth * (96 + m.head.ffn.nodes)), m.room, batch
+    c = room + 1
     lengths = (room * k, *[c * k] * 3, k, k, depth * k, depth * k)
     columns, ids, positions, rows, picks, indices, at, into = packed(g, "ints", *lengths)
     masks = g.range_mask(g.input("ranges", I32, depth * k, 2), n_kv)
-    h = normed(g, m, g.get_rows(features, columns))
+    h = normed(g, m, g.get_rows(m.features, columns))
     d, name = h.ne[0], m.output.removesuffix(".weight")
     last = g.reshape(g.get_rows(m.last, indices), d, 1, k)
     before = g.expand(g.reshape(g.concat(last, g.reshape(h, d, room, k), 1), d, c * k))
@@ -210,7 +208,7 @@ def drafts_graph(
             cache = keys_values(g, m, x, position, into_row)
         seen = g.view(masks, (n_kv, k), (masks.nb[1],), offset=i * k * masks.nb[1])
         h = block(g, m, x, position, cache, seen, n_kv)
-        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(candidates, m.head.n_vocab))
+        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(m.candidates, m.head.n_vocab))
         whole = one if whole is None else g.concat(whole, one, 2)
         if i + 1 < depth:
             x = joined(g, m, g.reshape(g.cast(g.view(one, (1, k), (one.nb[2],)), I32), k), h)
