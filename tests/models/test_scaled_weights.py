@@ -17,7 +17,7 @@ from dflash_ggml.decode.sampling_params import SamplingParams
 from dflash_ggml.ggml.bindings import ffi, lib
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
-from dflash_ggml.models.layers import matmuls
+from dflash_ggml.models.feed_forward import matmuls
 from reference import toys
 from reference.engine_kit import Solo
 from reference.model_files import finish, quantize

@@ -10,7 +10,8 @@ from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
 from ..state.ring import Near
-from .layers import Columns, matmul, matmuls
+from .feed_forward import matmul, matmuls
+from .layers import Columns
 from .rope import Rope
 
 

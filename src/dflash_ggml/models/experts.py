@@ -14,7 +14,7 @@ from typing import Literal
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
-from .layers import matmul, swiglu
+from .feed_forward import Dense, matmul, swiglu
 
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
@@ -82,7 +82,7 @@ class Experts:
         return shapes
 
     def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-        """See FeedForward."""
+        """See Dense."""
         return mixture(g, w, name, y, self)
 
     @property
@@ -98,6 +98,9 @@ class Experts:
     def nodes(self) -> int:
         """Upper bound of the layer's graph nodes."""
         return 48 + 2 * self.n_used
+
+
+FeedForward = Dense | Experts
 
 
 def joined_blocks(file: GGUFFile, n: int) -> frozenset[int]:
@@ -128,7 +131,7 @@ def mixture(
     if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
     elif y.ne[1] >= LENT:
-        out = _outputs(g, _Lent(g, w, beside), f"{name}ffn_", y, experts, ids)
+        out = _outputs(g, w, f"{name}ffn_", y, experts, ids, beside)
     else:
         sent, sent_ids = g.to_host(y, ids)
         if experts.n_ff_shared:  # a GPU computes this while the host computes the experts
@@ -139,27 +142,6 @@ def mixture(
     if not experts.n_ff_shared:
         return out
     return g.add(out, _shared(g, w, name, y, experts) if shared is None else shared)
-
-
-class _Lent(Mapping):
-    """Weights that are copied from the host to the device at first use."""
-
-    def __init__(self, g: Graph, w: Mapping[str, Tensor], beside) -> None:
-        """beside: a weight of the device."""
-        self._g, self._w, self._beside = g, w, beside
-
-    def __getitem__(self, name: str):
-        t = self._w[name]
-        return self._g.to_device(t, self._beside) if self._g.is_kept(t) else t
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._w
-
-    def __iter__(self):
-        return iter(self._w)
-
-    def __len__(self) -> int:
-        return len(self._w)
 
 
 def _shared(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts):
@@ -193,21 +175,25 @@ def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Expert
     return ids, g.expand(weights)
 
 
-def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids):
-    """Outputs of the experts `ids`: y [D, n] -> [D, k, n]."""
+def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids, beside=None):
+    """Outputs of the experts `ids`: y [D, n] -> [D, k, n].
+
+    Args:
+        beside: A weight of the device to which matrices in host memory are copied; None: they stay where they are.
+    """
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
     if f"{name}gate_up_exps.weight" in w:
-        both = _product(g, w, f"{name}gate_up_exps", x, ids)
+        both = _product(g, w, f"{name}gate_up_exps", x, ids, beside)
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
-        gate, up = (_product(g, w, f"{name}{part}_exps", x, ids) for part in ("gate", "up"))
+        gate, up = (_product(g, w, f"{name}{part}_exps", x, ids, beside) for part in ("gate", "up"))
     if experts.limit:
         hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit)
     else:
         hidden = (g.geglu if experts.gelu else g.swiglu)(gate, up)
     hidden = g.expand(hidden)  # ordered after the use of the earlier matrices
-    return _product(g, w, f"{name}down_exps", hidden, ids)
+    return _product(g, w, f"{name}down_exps", hidden, ids, beside)
 
 
 def _weighted(g: Graph, out, weights):
@@ -223,10 +209,12 @@ def _weighted(g: Graph, out, weights):
     return total
 
 
-def _product(g: Graph, w: Mapping[str, Tensor], name: str, x, ids):
-    """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]."""
-    y = g.mul_mat_id(w[f"{name}.weight"], x, ids)
-    scale, bias = w.get(f"{name}.scale"), w.get(f"{name}.bias")
+def _product(g: Graph, w: Mapping[str, Tensor], name: str, x, ids, beside):
+    """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]; beside as in `_outputs`."""
+    matrix, scale, bias = (w.get(f"{name}.{part}") for part in ("weight", "scale", "bias"))
+    if beside is not None:
+        matrix, scale, bias = (t if t is None else g.to_device(t, beside) for t in (matrix, scale, bias))
+    y = g.mul_mat_id(matrix, x, ids)
     if scale is not None:
         e, n = scale.ne[0], ids.ne[1]
         y = g.mul(y, g.get_rows(g.repeat(g.reshape(scale, 1, e), 1, e, n), ids))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..ggml.bindings import Tensor
-from .layers import Dense
+from .feed_forward import Dense
 from .qwen3 import Qwen3
 from .reading import Keys, windows
 from .rope import Rope, read_stretch

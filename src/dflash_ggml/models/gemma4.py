@@ -18,14 +18,14 @@ from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
-from .feed_forward import scale_shape
-from .layers import Columns, Taps, columns_of, declare_outputs, geglu, matmul, near_of, near_rows, pass_bytes
+from .feed_forward import geglu, matmul
+from .layers import Columns, Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
 from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
 from .rope import Rope, read_stretch
 from .target import Batch, Target
-from .tensors import outer_tensors
+from .tensors import outer_tensors, with_scales
 
 _PERIOD = 6  # default period of the full-attention layers
 _TABLE = "per_layer_token_embd.weight"
@@ -181,9 +181,7 @@ class Gemma4(Target):
             }
         for i in range(self.n_layers):
             shapes |= {f"blk.{i}.{name}": shape for name, shape in self._layer(i).items()}
-        for name in self.scales:
-            shapes[name] = scale_shape(shapes[name.removesuffix("scale") + "weight"])
-        return shapes
+        return with_scales(shapes, self.scales)
 
     def _layer(self, i: int) -> dict[str, tuple[int, ...]]:
         d, f, p, size = self.n_embd, self.n_ff[i], self.n_per_layer, self.kind(i).head_dim

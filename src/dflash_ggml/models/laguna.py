@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
 from .checks import MAX_HEADS, MAX_LAYERS
-from .experts import Experts
-from .feed_forward import FeedForward
-from .layers import Dense
+from .experts import Experts, FeedForward
+from .feed_forward import Dense
 from .qwen3 import Qwen3
 from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size, windows
 from .rope import Rope, read_yarn

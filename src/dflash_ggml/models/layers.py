@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..ggml.bindings import Tensor
 from ..ggml.device import F32, I32, NARROW_COLUMNS
@@ -14,6 +14,7 @@ from ..state.memory import padded
 from ..state.ring import TILE, Near
 from ..state.spec import Recurrent
 from ..state.state import TargetState
+from .feed_forward import matmul, matmuls
 from .recurrence import ForestRecurrence, Recurrence
 from .target import Batch, Reduction
 
@@ -224,69 +225,6 @@ class Taps:
             c = self.columns
             ints = (g.view(t, (size,), offset=4 * first) for t in (c.ids, c.positions, c.rows))
             self.batch.append(g, features, *ints)
-
-
-def matmul(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-    """The matrix `name` times y [D, n], times its `.scale` [1] and plus its `.bias` [rows], if present: [rows, n]."""
-    return matmuls(g, w, (name,), y)[0]
-
-
-def matmuls(g: Graph, w: Mapping[str, Tensor], names: Sequence[str], y: Tensor) -> list[Tensor]:
-    """`matmul` for several matrices of one input.
-
-    They are adjacent in the graph, so that the GPU converts the input once, and fuses scales that follow.
-    """
-    found = {name: g.mul_mat(w[f"{name}.weight"], y) for name in names}
-    scaled = [name for name in names if f"{name}.scale" in w]
-    for name in scaled:
-        g.expand(found[name])
-    for name in scaled:
-        found[name] = g.expand(g.mul(found[name], w[f"{name}.scale"]))
-    return [g.add(x, w[f"{name}.bias"]) if f"{name}.bias" in w else x for name, x in found.items()]
-
-
-def swiglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, end: str = "") -> Tensor:
-    """The feed-forward layer down(silu(gate y) * up y), of matrices with names ending in `end`; y [D, n] -> [D, n]."""
-    gate, up = matmuls(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
-    return matmul(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
-
-
-def geglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-    """The feed-forward layer down(gelu(gate y) * up y); y [D, n] -> [D, n]."""
-    gate, up = matmuls(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
-    return matmul(g, w, f"{name}ffn_down", g.geglu(gate, up))
-
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """A dense feed-forward layer of width `n_ff`.
-
-    Attributes:
-        gelu: Whether the activation is GELU, not SiLU.
-    """
-
-    n_embd: int
-    n_ff: int
-    gelu: bool = False
-
-    def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
-        """See FeedForward."""
-        d, f = self.n_embd, self.n_ff
-        return {"ffn_gate.weight": (d, f), "ffn_up.weight": (d, f), "ffn_down.weight": (f, d)}
-
-    def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-        """See FeedForward."""
-        return (geglu if self.gelu else swiglu)(g, w, name, y)
-
-    @property
-    def per_column(self) -> int:
-        """Estimated scratch memory of a column, in numbers."""
-        return 3 * self.n_ff
-
-    @property
-    def nodes(self) -> int:
-        """Upper bound of the layer's graph nodes."""
-        return 8
 
 
 def gated_attention(

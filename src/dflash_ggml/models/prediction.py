@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from ..files.gguf import GGUFFile
 from ..files.tensor_info import F32
 from .checks import check_tensors
-from .feed_forward import FeedForward, scale_shape
-from .tensors import attention_tensors
+from .experts import FeedForward
+from .tensors import attention_tensors, with_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,7 @@ class Head:
         }
         more = {NORM: (d,), EMBEDDING: (d, self.n_vocab), HEAD: (d, self.n_vocab)}
         shapes |= {name: more[name] for name in self.optional}
-        shapes |= {
-            name: scale_shape(shapes.get(f"{name.removesuffix('scale')}weight", ())) for name in self.scales
-        }
-        return {self.prefix + name: shape for name, shape in shapes.items()}
+        return {self.prefix + name: shape for name, shape in with_scales(shapes, self.scales).items()}
 
 
 NORM = "nextn.shared_head_norm.weight"

@@ -17,13 +17,13 @@ from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
-from .experts import Experts
-from .feed_forward import FeedForward, scale_shape
-from .layers import Dense, Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
+from .experts import Experts, FeedForward
+from .feed_forward import Dense
+from .layers import Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
 from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
 from .rope import Rope, read_yarn
 from .target import Batch, Target
-from .tensors import attention_tensors, outer_tensors
+from .tensors import attention_tensors, outer_tensors, with_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,9 @@ class Qwen3(Target):
             layer = attention_tensors(d, heads, self.n_kv_heads, self.head_dim, normed=self.normed)
             layer |= dict.fromkeys(norms, (d,)) | ffn.tensors(i in self.joined)
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        scales = {name: scale_shape(shapes[name.removesuffix("scale") + "weight"]) for name in self.scales}
-        return shapes | scales | {n: shapes[n.removesuffix("bias") + "weight"][1:] for n in self.biases}
+        return with_scales(shapes, self.scales) | {
+            n: shapes[n.removesuffix("bias") + "weight"][1:] for n in self.biases
+        }
 
     @property
     def windows(self) -> tuple[int | None, ...]:

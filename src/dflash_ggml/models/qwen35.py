@@ -20,15 +20,15 @@ from ..ggml.weights import Source
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
-from .experts import Experts
-from .feed_forward import FeedForward, scale_shape
-from .layers import Dense, Taps, columns_of, declare_outputs, gated_attention, gated_delta_net, pass_bytes
+from .experts import Experts, FeedForward
+from .feed_forward import Dense
+from .layers import Taps, columns_of, declare_outputs, gated_attention, gated_delta_net, pass_bytes
 from .prediction import Head, read_head
 from .ranks import Cut, is_of_all, name_of, of_rank, part_of
 from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
 from .rope import read_scaling
 from .target import Batch, Target
-from .tensors import attention_tensors, outer_tensors
+from .tensors import attention_tensors, outer_tensors, with_scales
 
 # further tensors of Ollama's files: the vision tower, its projector, and its form of the prediction block
 _OTHER_PARTS = ("v.", "mm.", "mtp.")
@@ -210,9 +210,7 @@ class Qwen35(Target):
         for i, recurrent in enumerate(self.recurrent):
             layer = common | (delta_net if recurrent else attention) | ffn[i in self.joined]
             shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-        return shapes | {
-            name: scale_shape(shapes.get(f"{name.removesuffix('scale')}weight", ())) for name in self.scales
-        }
+        return with_scales(shapes, self.scales)
 
     def state_spec(self) -> StateSpec:
         """Conv window and delta-net state of the recurrent layers, K/V of the others."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..files.gguf import GGUFFile
 from ..ggml.weights import Source
-from .feed_forward import scale_shape
 from .qwen35moe import Qwen35Moe
+from .tensors import with_scales
 
 # fused matrices of files, which the graph uses separately; the first only in old files
 _WHOLES = {"attn_qkv": "ssm_in", "attn_gate": "ssm_in", "ssm_beta": "ssm_ba", "ssm_alpha": "ssm_ba"}
@@ -46,9 +46,7 @@ class Qwen3Next(Qwen35Moe):
             home = _home(file, name)
             rows = shapes[home][-1] if home in shapes else 0
             shapes[home] = (*shape[:-1], rows + shape[-1])
-        return shapes | {
-            name: scale_shape(shapes[f"{name.removesuffix('scale')}weight"]) for name in self.scales
-        }
+        return with_scales(shapes, self.scales)
 
     def sources(self, file: GGUFFile) -> dict[str, Source]:
         """Name -> bytes of every tensor that the graph uses, with value heads in the graph's order."""

@@ -20,7 +20,7 @@ from ..ggml.bindings import Tensor
 from ..ggml.device import I32, Device
 from ..ggml.graph import Graph
 from ..ggml.weights import Source
-from .layers import matmul
+from .feed_forward import matmul
 from .qwen35 import Qwen35
 from .registry import read_target
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def outer_tensors(d: int, n_vocab: int, tied_head: bool) -> dict[str, tuple[int, ...]]:
     """Name -> shape of a target's tensors outside its blocks.
@@ -31,3 +33,9 @@ def attention_tensors(
         "attn_output.weight": (q, d),
         **norms,
     }
+
+
+def with_scales(shapes: dict[str, tuple[int, ...]], scales: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """`shapes` and those of `scales`, names of the `.scale` of a matrix or of stacked matrices (one each)."""
+    matrices = {name: shapes.get(f"{name.removesuffix('scale')}weight", ()) for name in scales}
+    return shapes | {name: (s[2],) if len(s) == 3 else (1,) for name, s in matrices.items()}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...ggml.bindings import Tensor
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
-from ...models.layers import matmul, matmuls
+from ...models.feed_forward import matmul, matmuls
 from ...models.prediction import EMBEDDING, NORM, Head
 from ...models.prediction import HEAD as OWN_HEAD
 from ...state.kv import KvCache, LayerCache, under
