@@ -19,7 +19,7 @@ from .recurrence import ForestRecurrence, Recurrence
 from .target import Batch, Reduction
 
 # Rows of a graph from which attention is restricted to the ranges in use: with 120,000 of 131,072 rows in use that is 1.6 times
-# # as fast. A short sequence would pay 5 us a layer for nothing.
+# as fast. A short sequence would pay 5 us a layer for nothing.
 SPANNED = 16384
 APPENDED = 512  # columns of a batch that the draft takes in at once
 
