@@ -105,7 +105,7 @@ def test_where_none_can_be_started_grammars_are_compiled_anyway(
     monkeypatch.setattr(grammar_sandbox, "spawn", refuse)
     vetter(WORD)
     vetter(LARGE)
-    assert caplog.text.count("without being tried out first: no more processes") == 1
+    assert caplog.text.count("compiled without the sandbox: no more processes") == 1
 
 
 def test_closing_does_not_wait_for_a_grammar(vetter: Vetter) -> None:

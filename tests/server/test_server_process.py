@@ -99,7 +99,7 @@ def test_sigterm_ends_requests_whose_bodies_have_not_come() -> None:
         process.send_signal(signal.SIGTERM)
         answers = [client.makefile("rb").read().decode() for client in clients]
         assert process.wait(60) == 0 and process.stderr is not None
-        assert process.stderr.read() == "dflash-serve: half-sent requests that the stop has ended: 2\n"
+        assert process.stderr.read() == "dflash-serve: incomplete requests refused at shutdown: 2\n"
     for answer in answers[:2]:
         assert answer.startswith("HTTP/1.1 503 ") and "the server is shutting down" in answer
     assert answers[2] == ""
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_reported_before_loading() -> None:
         (["--queue", "0"], 2, "--queue"),
         (["--queue", "4", "--queue-per-client", "5"], 2, "--queue-per-client: 5 is outside 1..4"),
         (["--port", "99999"], 2, "--port: 99999 is outside 0..65535"),
-        (["--host", "nowhere.invalid", "--api-key", "k"], 2, "is the name of no machine"),
+        (["--host", "nowhere.invalid", "--api-key", "k"], 2, "cannot resolve"),
         (["--host", "192.0.2.1", "--api-key", "k"], 2, "is no address of this machine"),
         (["--allowed-host", "a*b"], 2, "--allowed-host: 'a*b' is no name of a host"),
         (["--temp", "nan"], 2, "--temp"),

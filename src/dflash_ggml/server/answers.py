@@ -16,7 +16,7 @@ from .errors import ApiError, openai_body
 
 @dataclass
 class AnswersEncoder:
-    """Receives answers one after another, prompt by prompt.
+    """Base encoder: receives answers one after another, prompt by prompt.
 
     Attributes:
         model: the name to report.
@@ -33,7 +33,7 @@ class AnswersEncoder:
 
     def __post_init__(self) -> None:
         self.answers = [Answer() for _ in range(self.prompts * self.n)]
-        self._at = 0  # the answer that is being received
+        self._at = 0  # the current answer
         self._prompts = [""] * self.prompts
         self._clock = time.monotonic()
 
@@ -43,7 +43,7 @@ class AnswersEncoder:
 
     @property
     def answer(self) -> Answer:
-        """The answer that is being received, the last one at the end."""
+        """The current answer; at the end the last one."""
         return self.answers[self._at]
 
     def error(self, error: ApiError) -> Iterator[bytes]:
@@ -51,7 +51,7 @@ class AnswersEncoder:
         yield data_event(openai_body(error))
 
     def _prefilling(self, event: Any) -> dict[str, Any] | None:
-        """What a chunk says of prefilling; None where the event is none of that, or it was not asked for."""
+        """Prefill progress for a chunk; None for other events, or if not requested."""
         if not (isinstance(event, Progress) and self.progress and event.stage == "prefill"):
             return None
         cached = self.answer.begin.cached_n if self.answer.begin else 0

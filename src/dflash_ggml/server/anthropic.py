@@ -70,7 +70,7 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     effort = thinking(
         body.output_config.effort if body.output_config else None, "output_config.effort", notes
     )
-    # Without the field the real API does not think either.
+    # Like the real API, no thinking without the field.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
     offer, choice = _choice(body, notes)
     form = (body.output_config.format if body.output_config else None) or body.output_format
@@ -164,7 +164,7 @@ class MessageEncoder:
     def _close(self) -> Iterator[bytes]:
         if self._kind is None:
             return
-        # nothing is signed here, but clients expect the field before the block ends
+        # clients expect a signature before the block ends
         if self._kind == "thinking":
             yield self._event(
                 "content_block_delta", index=self._index, delta={"type": "signature_delta", "signature": ""}

@@ -1,4 +1,4 @@
-"""Anthropic's message format: validation, and its translation into one list of chat messages."""
+"""Anthropic's message format: validation, and translation to chat messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .media import content_text, note_role, part_text, thoughts
 from .notes import Notes
 from .schema import Body, Echoed, Positive, Probability, Speculation, Temperature, Whole, parse
 
-BILLING = "x-anthropic-billing-header:"  # Claude Code's label in the system prompt, other with every request
+# Claude Code's label in the system prompt, different in every request
+BILLING = "x-anthropic-billing-header:"
 
 
 class ToolUseBlock(Echoed):
@@ -62,14 +63,14 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """The form of the answer, and how much reasoning it gets."""
+    """The format of the answer, and its reasoning effort."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class CountBody(Body):
-    """What /v1/messages/count_tokens takes: the part of a request that makes the prompt."""
+    """A request to /v1/messages/count_tokens: the part of a request that determines the prompt."""
 
     quiet = QUIET_MESSAGES
     idle = IDLE_MESSAGES
@@ -118,7 +119,7 @@ def chat_messages(body: CountBody, notes: Notes) -> list[dict[str, Any]]:
 
 
 def _user(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> list[dict[str, Any]]:
-    """Results of tools first: they answer the message before, whatever the user says beside them."""
+    """Tool results first, since they answer the previous message, then the user's text."""
     results: list[dict[str, Any]] = []
     rest: list[str] = []
     for j, block in enumerate(blocks):
@@ -128,7 +129,7 @@ def _user(role: str, blocks: list[dict[str, Any]], where: str, notes: Notes) -> 
             continue
         result = parse(ToolResultBlock, block, notes, path)
         content = content_text(result.content, f"{path}.content", notes, "\n\n")
-        # chat messages have no error flag, so the model reads "Error: "
+        # chat messages have no error flag
         content = f"Error: {content}" if result.is_error else content
         results.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
     texts = [text for text in rest if text]

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, authentication, and errors in the shape of the API they belong to."""
+"""The HTTP application: routes, authentication, and errors in each API's format."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from .worker import Worker
 
 log = logging.getLogger(__name__)
 
-# what pages of another origin may read: clients look at all of them
+# headers exposed to pages of other origins
 EXPOSED = (NOTES, "x-request-id", "request-id", "retry-after", "x-should-retry", "www-authenticate")
 
-# what reads a body: a call, or the answer of one that needs no model
+# parser of a body: a call, or the answer if that needs no model
 Read = Callable[[dict[str, Any], Settings], Any]
 Begin = Callable[["Service", Runner, Any], Iterable[Work]]
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,10 +62,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(slots=True)
 class Service:
-    """Everything the routes share.
+    """State shared by the routes.
 
     Attributes:
-        drain_seconds: How long a running answer may go on after SIGTERM.
+        drain_seconds: How long running answers may continue after SIGTERM.
     """
 
     worker: Worker[Runner]
@@ -86,8 +86,8 @@ def create_app(
     """The ASGI application. It starts the worker and, at shutdown, stops it and frees the engine.
 
     Args:
-        allowed_hosts: Names that a Host header may carry (none: any), a guard against DNS rebinding.
-        cors_origins: Web origins whose pages may call the API (none: none).
+        allowed_hosts: Allowed Host headers (empty: any), against DNS rebinding.
+        cors_origins: Web origins that may call the API.
     """
     middleware = []
     if allowed_hosts:
@@ -98,7 +98,7 @@ def create_app(
                 CORSMiddleware,
                 allow_origins=list(cors_origins),
                 allow_methods=["*"],
-                allow_headers=["*"],  # every client has some of its own
+                allow_headers=["*"],  # clients add headers of their own
                 allow_private_network=True,
                 expose_headers=EXPOSED,
             )
@@ -119,7 +119,7 @@ def create_app(
         return lambda data, settings: read(data, settings, service.worker.require_ready().tokenizer)
 
     def completions(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
-        """A path that OpenAI's clients and llama.cpp's own both use: n_predict tells which."""
+        """Handler of a path shared by OpenAI's and llama.cpp's clients, distinguished by n_predict."""
         own = "n_predict" in data and "max_tokens" not in data
         return (spoken(llamacpp.read_completion) if own else openai_completions.read_call)(data, settings)
 
@@ -131,7 +131,7 @@ def create_app(
     def count(runner: Runner, asked: ApiCall) -> dict[str, Any]:
         return {"object": "response.input_tokens", "input_tokens": runner.count(asked.request)}
 
-    # path -> what makes a call of a body, whose answer takes the engine
+    # path -> parser of a call that needs the engine
     generating: dict[str, Read] = {
         **dict.fromkeys(("/v1/chat/completions", "/chat/completions"), openai_chat.read_call),
         "/v1/completions": openai_completions.read_call,
@@ -149,7 +149,7 @@ def create_app(
         "/api/embed": ollama.read_embed,
         "/api/embeddings": ollama.read_embeddings,
     }
-    # path -> what reads a body, and what the runner answers at once
+    # path -> parser, and the runner's immediate answer
     asking: dict[str, tuple[Read, Callable[[Runner, Any], dict[str, Any]]]] = {
         "/v1/messages/count_tokens": (
             anthropic.read_count,
@@ -161,7 +161,7 @@ def create_app(
         "/apply-template": (openai_chat.read_call, llamacpp.apply_template),
         "/api/show": (ollama_models.read_show, ollama_models.show),
     }
-    # path -> what answers a request without a body
+    # path -> handler of a request without a body
     telling: dict[str, Callable[[Request], Any]] = {
         **dict.fromkeys(
             ("/v1/models", "/v1/models/", "/models"), lambda request: model_list(worker.runner, settings)
@@ -213,7 +213,7 @@ def create_app(
 
 
 def _guarded(service: Service, handler: Handler) -> Handler:
-    """Authenticate, run, and turn an error into the response its client expects."""
+    """Authenticate, run, and render errors in the client's format."""
 
     async def endpoint(request: Request) -> Response:
         request.state.id = new_id("req_")
@@ -268,21 +268,21 @@ async def _crash(service: Service, request: Request, error: Exception) -> Respon
 async def _json(service: Service, request: Request, read: Callable[[dict[str, Any]], Any]) -> Any:
     """Read, parse and validate a body with `read`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # The examples of Ollama's documentation send none.
+    # Ollama's documented examples send no content type.
     page = {"origin", "sec-fetch-site"} & set(request.headers.keys())
     if kind != "application/json" and (page or not is_ollama(request.url.path)):
-        # A web page of any origin may send other types without asking first.
+        # A web page of any origin can send other types without a preflight request.
         raise ApiError(415, "send the body as content-type: application/json", code="unsupported_media_type")
     body = await service.intake.read(request)
     return await service.intake.run(lambda: read(parse_json(body, service.settings.limits)))
 
 
 async def _queue(service: Service, read: Read, begin: Begin, request: Request) -> Response:
-    """What takes the engine: read a call, prepare it, queue its jobs, answer."""
+    """Handle a call that needs the engine: parse, prepare, queue its jobs, answer."""
     call = await _json(service, request, lambda data: note_unbound(read(data, service.settings)))
     if isinstance(call, dict):
         return JSONResponse(call)
-    # a prompt that cannot be is refused before it waits, while there is a status
+    # an invalid prompt is refused before queueing, while the status can still be set
     runner = service.worker.require_ready()
     works = await service.intake.run(lambda: begin(service, runner, call))
     return await respond(
@@ -311,14 +311,14 @@ def _embeddings(service: Service, runner: Runner, call: EmbeddingCall) -> Iterab
 async def _ask(
     service: Service, read: Read, answer: Callable[[Runner, Any], dict[str, Any]], request: Request
 ) -> Response:
-    """What the runner knows without a pass of the engine, asked for with a body."""
+    """Answer a request with a body without running the engine."""
     asked = await _json(service, request, lambda data: read(data, service.settings))
     runner = service.worker.require_ready()
     return JSONResponse(await service.intake.run(lambda: answer(runner, asked)))
 
 
 async def _tell(tell: Callable[[Request], Any], request: Request) -> Response:
-    """What is known without a body."""
+    """Answer a request without a body."""
     answer = tell(request)
     return answer if isinstance(answer, Response) else JSONResponse(answer)
 
@@ -331,7 +331,7 @@ def _slots(service: Service, request: Request) -> list[dict[str, Any]]:
 
 
 async def _health(service: Service, request: Request) -> Response:
-    """Open to everyone, like llama.cpp's: load balancers have no key."""
+    """Health check, without authentication as in llama.cpp: load balancers have no key."""
     worker = service.worker
     if worker.ready:
         return JSONResponse({"status": "ok", "running": worker.running, "waiting": worker.waiting})
@@ -353,7 +353,7 @@ def make_service(
     client_limit: int | None = None,
     drain_seconds: float = 10.0,
 ) -> Service:
-    """A service whose worker will open its runner in its own thread."""
+    """Create a service whose worker opens its runner in the worker's thread."""
     worker: Worker[Runner] = Worker(open_runner, queue_limit=queue_limit, client_limit=client_limit)
     metrics = Metrics(lambda: worker.running, lambda: worker.waiting, lambda: worker.load)
     worker.on_finished = metrics.seconds

@@ -12,7 +12,7 @@ from .errors import ApiError
 
 
 def is_loopback(host: str) -> bool:
-    """True when `host` (name or address to listen on) can only be reached from this machine."""
+    """Whether `host` (name or address to listen on) is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_safe_bind(host: str, keys: Sequence[str]) -> None:
-    """Raise ConfigError when the server would listen beyond this machine without an API key."""
+    """Raise ConfigError if the server would be reachable from other machines without an API key."""
     if not keys and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached from other machines: give --api-key KEY or --api-key-file FILE, "
@@ -31,7 +31,7 @@ def require_safe_bind(host: str, keys: Sequence[str]) -> None:
 
 
 def check_keys(keys: Sequence[str]) -> None:
-    """Raise ConfigError for keys that could not be sent in a header or are empty."""
+    """Raise ConfigError for empty keys, and keys that cannot be sent in a header."""
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or key.strip() != key:
             raise ConfigError("an API key must be non-empty printable ASCII without surrounding spaces")
@@ -42,7 +42,7 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[str]) -> None:
         check_keys(keys)
-        # Digests have one length, so that the comparison tells nothing about a key's length either.
+        # Digests have equal length, so that the comparison does not leak a key's length.
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def authorise(self, headers: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""The served model under its names, in one object that the clients of all interfaces can read."""
+"""Model lists: the served model under its names, in one object for the clients of all APIs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .runner import Runner
 
 
 def model_object(name: str, settings: Settings, runner: Runner | None) -> dict[str, Any]:
-    """A model of OpenAI's and of Anthropic's lists, with llama-server's `aliases` and `meta`; runner None: it is loading."""
+    """An entry of OpenAI's and Anthropic's lists, with llama-server's `aliases` and `meta`; runner None: still loading."""
     info = runner.info() if runner is not None else {}
     meta = {
-        "vocab_type": 2,  # byte pairs, in llama.cpp's numbering
+        "vocab_type": 2,  # BPE, in llama.cpp's numbering
         "n_vocab": info.get("n_vocab"),
         "n_ctx_train": info.get("n_ctx_train"),
         "n_embd": info.get("n_embd"),

@@ -13,14 +13,14 @@ from .errors import bad_request
 
 R = TypeVar("R", SourceTotal, WidthUse)
 
-MAX_CHOICES = 128  # of all prompts of a request
+MAX_CHOICES = 128  # over all prompts of a request
 
 
 def check_choices(n: int | None, prompts: int = 1, param: str = "n") -> int:
-    """How many answers a prompt gets.
+    """Check the number of answers per prompt.
 
     Raises:
-        ApiError: There are none, or too many in all; it names `param`.
+        ApiError: It is below 1, or too large in total; the error names `param`.
     """
     n = 1 if n is None else n
     if n < 1:
@@ -32,7 +32,7 @@ def check_choices(n: int | None, prompts: int = 1, param: str = "n") -> int:
 
 
 def alternative(prepared: Prepared, i: int) -> Prepared:
-    """Choice i of a prompt: the same with the request's seed plus i, so that it differs and can be had again."""
+    """Choice i of a prompt: the seed is the request's plus i, so that choices differ and are reproducible."""
     sampling = prepared.request.sampling
     if i == 0 or sampling.seed is None:
         return prepared
@@ -41,7 +41,7 @@ def alternative(prepared: Prepared, i: int) -> Prepared:
 
 
 def total(usages: Sequence[Usage], n: int) -> Usage:
-    """Sums over the choices of a request with `n` for each prompt: a prompt's tokens count once, all else each time."""
+    """Totals over the choices of a request with `n` per prompt: a prompt's tokens count once, all else each time."""
     if len(usages) == 1:
         return usages[0]
     prompts = usages[::n]
@@ -62,7 +62,7 @@ def total(usages: Sequence[Usage], n: int) -> Usage:
 
 
 def _sums(key: str, records: Sequence[R]) -> Iterator[R]:
-    """A record for each value of the field `key`, with sums of the others; a prediction is that of the last one."""
+    """One record per value of the field `key`, with sums of the others; a prediction is the last one's."""
     groups: dict[Any, list[R]] = {}
     for record in records:
         groups.setdefault(getattr(record, key), []).append(record)

@@ -48,7 +48,7 @@ log = logging.getLogger("dflash_ggml.server")
 
 SWITCH_SECONDS = 0.001
 NO_LIMIT = 1 << 62  # bytes
-_BAD = (ConfigError, ModelFileError, ContextOverflowError)  # an option or a file is at fault
+_BAD = (ConfigError, ModelFileError, ContextOverflowError)  # exit code for a bad option or file
 
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
@@ -108,7 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _listed(text: str) -> list[str]:
-    """Words with commas between, none of them empty."""
+    """Comma-separated non-empty words."""
     words = text.split(",")
     if not all(map(str.strip, words)):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty name")
@@ -135,10 +135,10 @@ def read_keys(args: argparse.Namespace) -> list[str]:
 
 
 def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Host headers to accept (none: all): without a key those of this machine, so that no page can rebind a name.
+    """Host headers to accept (empty: all): without a key those of this machine, against DNS rebinding.
 
     Raises:
-        ConfigError: A name can be no host's.
+        ConfigError: A name is not a valid host name.
     """
     if keys:
         return []
@@ -146,10 +146,10 @@ def allowed_hosts(host: str, extra: Sequence[str], keys: Sequence[str]) -> list[
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; at SIGTERM or SIGINT the worker takes no more requests and gets `drain_seconds`, and requests that have
-    not been sent to their end are refused.
+    """uvicorn's server with draining: at SIGTERM or SIGINT the worker stops accepting requests and gets `drain_seconds`, and
+    requests that are not completely received are refused.
 
-    A Ctrl-C after that ends the running answers at their next step, with an error; one more ends the process.
+    A second Ctrl-C ends running answers at their next step, with an error; a third ends the process.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -158,21 +158,21 @@ class Server(uvicorn.Server):
         self._is_urged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop taking requests at the first signal; see the class for further ones."""
+        """Stop accepting requests at the first signal; see the class for further ones."""
         if not self.should_exit:
             self._service.worker.drain()
             self._cancel_after(self._service.drain_seconds)
             super().handle_exit(sig, frame)
         elif sig == signal.SIGINT:
             if self._is_urged:
-                os._exit(130)  # uvicorn's way to end at once is a traceback for each client
+                os._exit(130)  # uvicorn's forced exit prints a traceback for each client
             self._is_urged = True
             self._cancel_after(0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse requests that are not here in whole, then shut down as uvicorn does."""
+        """Refuse incompletely received requests, then shut down like uvicorn."""
         if half_sent := self._service.intake.end_reads():
-            log.warning("half-sent requests that the stop has ended: %d", half_sent)
+            log.warning("incomplete requests refused at shutdown: %d", half_sent)
         await super().shutdown(sockets)
 
     def _cancel_after(self, seconds: float) -> None:
@@ -257,12 +257,12 @@ def run(args: argparse.Namespace) -> int:
     service.worker.on_failed = on_failed
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        # uvicorn has its own handlers while it runs and raises the signal again afterwards: a clean exit.
+        # uvicorn installs its own handlers while it runs and re-raises the signal afterwards: exit cleanly.
         server.should_exit = True
 
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, on_signal)
-    # other threads' Python gives way to the event loop this soon
+    # switch interval: other threads yield to the event loop this soon
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
     server.run(sockets)
@@ -273,20 +273,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _announce(server: Server, service: Service) -> None:
-    """Say when the model is ready; end the server when it cannot be loaded."""
+    """Print when the model is ready; stop the server if it cannot be loaded."""
     try:
         service.worker.wait_ready()
-    except (DflashError, OSError):  # the worker has logged it
+    except (DflashError, OSError):  # logged by the worker
         server.should_exit = True
         return
-    if service.worker.runner is None:  # stopped while it was loading
+    if service.worker.runner is None:  # stopped while loading
         return
     while not server.started:
         if server.should_exit:
             return
         time.sleep(0.02)
     sockets = server.servers[0].sockets
-    if not sockets:  # stopped in the same moment
+    if not sockets:  # stopped meanwhile
         return
     port = sockets[0].getsockname()[1]
     names = ", ".join(service.settings.names)

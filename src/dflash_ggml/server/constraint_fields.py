@@ -31,7 +31,7 @@ class StructuredOutputs(Body):
 
 
 class ConstraintFields(Body):
-    """OpenAI's response_format, and what llama.cpp's, vLLM's and SGLang's servers call the same things."""
+    """OpenAI's response_format, and the equivalent fields of llama.cpp's, vLLM's and SGLang's servers."""
 
     response_format: ResponseFormat | None = None
     grammar: str | None = None
@@ -45,7 +45,7 @@ class ConstraintFields(Body):
     ebnf: str | None = None
 
     def constraint(self) -> tuple[dict[str, Any] | None, GrammarSpec | None]:
-        """The response format and the grammar, at most one of them; ApiError naming a field that contradicts another."""
+        """The response format or the grammar; ApiError names a field that contradicts another."""
         plain = self.response_format.plain("response_format") if self.response_format else None
         inner = self.structured_outputs or StructuredOutputs()
         asked = {
@@ -72,9 +72,9 @@ class ConstraintFields(Body):
 
 
 def note_unbound(call: Any) -> Any:
-    """The call (or whatever else was read), after noting the parts of its schemas that are not enforced."""
+    """Note the parts of the call's schemas that are not enforced, and return the call."""
     if isinstance(call, ApiCall):
-        with suppress(ConfigError):  # refused where the request is prepared
+        with suppress(ConfigError):  # refused later, when the request is prepared
             for label, what in unbound(call.request):
                 field, _, tool = label.partition(": ")
                 call.notes.weaken(field, f"{f'{tool}: ' if tool else ''}{what} (not enforced)")
@@ -93,5 +93,5 @@ def _choice(choices: list[str] | None) -> GrammarSpec | None:
 
 
 def _grammar(text: str | None) -> GrammarSpec | None:
-    """Grammars without a name of their dialect: `::=` is GBNF's, the others write rules with a colon."""
+    """A grammar of undeclared dialect: GBNF if it has `::=`, else Lark."""
     return spec_of("gbnf" if "::=" in (text or "") else "lark", text)

@@ -1,4 +1,4 @@
-"""Parts common to all API dialects: settings in, an API call with its encoder out."""
+"""Common parts of all API dialects: settings, API calls, encoders."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Settings:
     """One server's settings. `names` are the model's names, the first one is reported.
 
     Attributes:
-        strict: Refuse every field that is not honoured, instead of naming it in a header.
-        strict_model: Answer to no names but these.
+        strict: Refuse every unsupported field, instead of naming it in a header.
+        strict_model: Refuse other model names.
     """
 
     names: tuple[str, ...]
@@ -43,13 +43,13 @@ class Settings:
     strict_model: bool = False
 
     def model(self, asked: str | None) -> str:
-        """The name to report: one of ours that was asked for, else the first. ApiError 404 under strict_model."""
+        """The name to report: the requested one if it is ours, else the first. ApiError 404 under strict_model."""
         if asked in self.names or self.strict_model:
             return self.known(asked)
         return self.names[0]
 
     def known(self, asked: str | None) -> str:
-        """As `model`, with ApiError 404 when `asked` is none of ours."""
+        """As `model`, with ApiError 404 for any other name."""
         if asked is None:
             return self.names[0]
         if asked not in self.names:
@@ -64,7 +64,7 @@ class Encoder(Protocol):
     """Renders one answer, as a stream of events or as one body."""
 
     def feed(self, event: Any) -> Iterator[bytes]:
-        """What the client sees of one event."""
+        """The client's representation of one event."""
         ...
 
     def error(self, error: ApiError) -> Iterator[bytes]:
@@ -78,19 +78,19 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """One HTTP request understood: what it asks of the session, and who renders the answer.
+    """One parsed HTTP request: the session's request, and the encoder of the answer.
 
     Attributes:
         more: Further prompts.
         n: Answers to each. The encoder gets the events of all answers, one after another.
-        lines: A stream is of JSON lines, not of server-sent events.
+        lines: Whether a stream consists of JSON lines, not server-sent events.
         on_prepared: Called with all prompts before the first event.
     """
 
     request: ChatRequest | CompletionRequest
     encoder: Encoder
     stream: bool
-    # what is not met, or in a weaker sense than asked; sent as a header
+    # unsupported or only partly supported fields; sent as a header
     notes: Notes = field(default_factory=Notes)
     more: tuple[CompletionRequest, ...] = ()
     n: int = 1
@@ -99,17 +99,17 @@ class ApiCall:
 
 
 def opened(kind: type[B], data: Any, settings: Settings) -> tuple[B, Notes]:
-    """A validated body, and notes on what of it is not honoured.
+    """The validated body, and notes on unsupported fields.
 
     Raises:
-        ApiError: A field is wrong; it names it.
+        ApiError: A field is wrong; the error names it.
     """
     notes = Notes(settings.strict)
     return parse(kind, data, notes), notes
 
 
 def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
-    """Say how much of each prompt is read, where part of it was asked for."""
+    """Note how much of each prompt is prefilled, if a part of it was requested."""
     for found in (prompt.selection for prompt in prompts):
         if found is not None and found.whole:
             notes.say(f"prompt_keep: the whole prompt is prefilled, {found.whole}")
@@ -130,12 +130,12 @@ def new_id(prefix: str) -> str:
 
 
 def data_event(value: Any, event: str | None = None) -> bytes:
-    """One server-sent event; its data is JSON, or a text as it is."""
+    """One server-sent event; its data is JSON, or plain text."""
     return ServerSentEvent(value if isinstance(value, str) else dumps(value), event=event, sep="\n").encode()
 
 
 def speculation(options: Speculation | None) -> dict[str, Any]:
-    """The request arguments that our own options set."""
+    """The request arguments set by our own options."""
     names = ("mode", "budget", "prompt_keep", "prompt_scorer")
     return {} if options is None else {name: getattr(options, name) for name in names}
 
@@ -146,7 +146,7 @@ def chat_tool(
     """A tool definition in the shape of chat completions.
 
     Args:
-        strict: The model's calls are held to `parameters`.
+        strict: Whether the model's calls must match `parameters`.
     """
     function: dict[str, Any] = {"name": name, "parameters": parameters}
     if description is not None:
@@ -157,12 +157,12 @@ def chat_tool(
 
 
 def text_format(given: Mapping[str, Any] | None, choice: ToolChoice) -> Mapping[str, Any] | None:
-    """A response format; None for forced calls, which have no text that it could bind."""
+    """A response format; None for forced calls, which have no text to constrain."""
     return None if choice == "required" or isinstance(choice, NamedTool) else given
 
 
 def thinking(effort: str | None, param: str, notes: Notes) -> dict[str, Any]:
-    """The arguments of a ChatRequest that a reasoning effort sets; a note for one that has no budget here."""
+    """The arguments of a ChatRequest for a reasoning effort; a note for an unknown one."""
     if effort is None or effort == "none":
         return {} if effort is None else {"enable_thinking": False}
     known = effort in get_args(Effort)

@@ -24,7 +24,7 @@ from .schema import Body, Positive, Texts, whole
 from .series import Work
 
 MAX_INPUTS = 2048
-INPUTS_AT_ONCE = 16  # of one request, before other clients have their turn
+INPUTS_AT_ONCE = 16  # inputs of one request per job, so that other clients are not delayed
 
 Vectors = list[NDArray[np.float32]]
 # (vectors, tokens of all inputs) -> the answer's body
@@ -45,7 +45,7 @@ class LlamaBody(Body):
     """The request to llama.cpp's /embedding.
 
     Attributes:
-        embd_normalize: 2 for length 1, -1 for vectors as they come.
+        embd_normalize: 2 for length 1, -1 for unnormalised vectors.
     """
 
     quiet = QUIET_LABELS
@@ -83,8 +83,8 @@ class EmbeddingCall:
     """A request understood.
 
     Attributes:
-        inputs: Each behind its path in the request.
-        truncate: Cut instead of refused if too long.
+        inputs: Each after its path in the request.
+        truncate: Cut inputs that are too long, instead of refusing them.
     """
 
     inputs: tuple[tuple[str, Any], ...]
@@ -138,7 +138,7 @@ def read_llama_call(data: dict[str, Any], settings: Settings) -> EmbeddingCall:
 
 
 def named(given: str | Sequence[Any], param: str) -> tuple[tuple[str, Any], ...]:
-    """The texts to embed, or the tokens of some, each with its path in the request.
+    """The texts (or token lists) to embed, each with its path in the request.
 
     Raises:
         ApiError: There are too many.
@@ -175,7 +175,7 @@ def tokens_of(runner: Runner, call: EmbeddingCall) -> list[tuple[int, ...]]:
 
 
 def works(ids: Sequence[Sequence[int]], normalise: bool) -> Iterator[Work]:
-    """Jobs that make a vector of each input, some inputs each."""
+    """Jobs for the vectors of all inputs, several inputs each."""
 
     def of(some: Sequence[Sequence[int]]) -> Work:
         def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[NDArray[np.float32]]:

@@ -27,7 +27,7 @@ def _gzip(body: bytes, most: int) -> bytes:
 
 
 def _deflate(body: bytes, most: int) -> bytes:
-    """With zlib's header, as the standard has it, or without, as some clients send it."""
+    """Inflate with zlib's header, as standardised, or without, as some clients send it."""
     has_header = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2], "big") % 31 == 0
     stream = zlib.decompressobj(zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
     plain = stream.decompress(body, most)
@@ -58,7 +58,7 @@ _DECODERS: dict[str, Callable[[bytes, int], bytes]] = {
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise ApiError 415 for a content encoding that is not understood; "" and "identity" are none."""
+    """Raise ApiError 415 for an unsupported content encoding; "" and "identity" mean none."""
     if encoding not in ("", "identity", *_DECODERS):
         known = ", ".join(_DECODERS)
         message = (
@@ -71,7 +71,7 @@ def decoded(body: bytes, encoding: str, most: int) -> bytes:
     """A body without its content encoding, one that `check_encoding` lets pass.
 
     Raises:
-        ApiError: 400 for a body that is not in this encoding, 413 for one of more than `most` bytes.
+        ApiError: 400 for an invalid body, 413 for more than `most` bytes.
     """
     if encoding not in _DECODERS:
         return body

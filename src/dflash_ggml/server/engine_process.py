@@ -1,8 +1,8 @@
-"""The process that `--supervise` runs the engine in: opens the model, answers calls, ends with its server.
+"""The engine process of `--supervise`: opens the model, answers calls, ends with its server.
 
-SIGINT and SIGTERM have a handler that does nothing, since a running answer may go on for as long as the server lets it; unlike an
-ignored or blocked signal, a handler is not inherited by child processes. The process ends on a message that says so, or at the
-end of the pipe (docs/decisions/0006).
+SIGINT and SIGTERM have a handler that does nothing, since the server decides how long running answers may continue; unlike an
+ignored or blocked signal, a handler is not inherited by child processes. The process ends on a `Close` message, or when the
+pipe is closed (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ SWITCH_SECONDS = 0.001
 
 
 class EngineProcess:
-    """This thread opens and closes the model, one receives, as many run jobs as there are slots, a few answer other calls."""
+    """Threads: this one opens and closes the model, one receives, one per slot runs jobs, a few answer other calls."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._pool = ThreadPoolExecutor(THREADS, "dflash-calls")
-        self._cancelled: dict[int, threading.Event] = {}  # of the calls that have not ended
+        self._cancelled: dict[int, threading.Event] = {}  # of running calls
         self._closing = threading.Event()
 
     def serve(self, first: Call) -> int:
-        """Open the model and answer calls until asked to end; the exit code."""
+        """Open the model and answer calls until told to close; returns the exit code."""
         threading.Thread(target=self._receive, name="dflash-receive", daemon=True).start()
         name, given, _ = first.args
         try:
@@ -81,12 +81,12 @@ class EngineProcess:
                         pool = self._jobs if call.method in JOBS else self._pool
                         pool.submit(self._answer, call)
                     case Cancel(id):
-                        self._cancelled.get(id, threading.Event()).set()  # it may have ended
+                        self._cancelled.get(id, threading.Event()).set()  # the call may have ended
                     case Close():
                         self._closing.set()
         except (EOFError, OSError):
-            os._exit(1)  # the server is gone, and there is nothing left to report to
-        except BaseException:  # noqa: BLE001 - an end that is seen
+            os._exit(1)  # the server is gone: nobody to report to
+        except BaseException:  # noqa: BLE001 - the exit code is reported
             traceback.print_exc()
             os._exit(1)
 
@@ -105,7 +105,7 @@ class EngineProcess:
         self._pipe.send(failed)
 
     def _value(self, call: Call) -> Any:
-        """The result of a call; the events of a job are sent while they come."""
+        """The result of a call; a job's events are sent as they occur."""
         cancelled, args = self._cancelled[call.id].is_set, list(call.args)
         if call.method in REQUEST_CALLS:
             args[0] = convert(args[0], Named).value()
@@ -137,9 +137,9 @@ def main(fd: int) -> None:
         code = EngineProcess(pipe).serve(first)
     except (EOFError, OSError):
         pass  # the server is gone
-    except BaseException:  # noqa: BLE001 - an end that is seen
+    except BaseException:  # noqa: BLE001 - the exit code is reported
         traceback.print_exc()
-    # the threads of calls need not end first
+    # without waiting for the threads of calls
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""One error type for every endpoint, rendered in the shape that each API's official client parses."""
+"""One error type for all endpoints, rendered in the format that each API's official client parses."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class ApiError(Exception):
         return self.message
 
     def named(self) -> str:
-        """The message, with the field at fault in front, for bodies that have no place for it."""
+        """The message with the field at fault in front, for bodies without a field for it."""
         if not self.param or self.message.startswith(self.param):
             return self.message
         return f"{self.param}: {self.message}"
 
     def headers(self) -> dict[str, str]:
-        """Response headers that steer the clients' own retry logic."""
+        """Response headers for the clients' retry logic."""
         headers = {"x-should-retry": "true" if self.retry else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(self.retry_after)
@@ -83,12 +83,12 @@ def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def is_anthropic(path: str) -> bool:
-    """True for the paths whose errors the Anthropic client parses."""
+    """Whether the path is Anthropic's."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def is_ollama(path: str) -> bool:
-    """True for the paths of Ollama's API, whose clients expect {"error": message}."""
+    """Whether the path is Ollama's, whose clients expect {"error": message}."""
     return path.startswith("/api/")
 
 
@@ -98,9 +98,9 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 
 def context_overflow(message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> ApiError:
-    """400 for a prompt that does not fit, in the words and fields by which clients know that they must shorten it.
+    """400 for a prompt that does not fit, with the texts and fields by which clients recognise that they must shorten it.
 
-    llama.cpp's clients look at the type and the two numbers, OpenAI's at the code, Anthropic's at the message.
+    llama.cpp's clients check the type and the two numbers, OpenAI's the code, Anthropic's the message.
     """
     extra: dict[str, Any] = {"type": "exceed_context_size_error"}
     known = n_prompt is not None and n_ctx is not None
@@ -117,11 +117,11 @@ def context_overflow(message: str, n_prompt: int | None = None, n_ctx: int | Non
 
 
 class EngineLost(DflashError):
-    """The engine process has ended; the message says how."""
+    """The engine process has ended, as described in the message."""
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """An exception of the engine side as an ApiError; what was not raised on purpose becomes a plain 500."""
+    """An exception of the engine side as an ApiError; unexpected ones become a plain 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):
@@ -131,7 +131,7 @@ def from_exception(error: BaseException) -> ApiError:
         field, colon, _ = str(error).partition(":")
         return ApiError(400, str(error), field if colon and " " not in field else None, "invalid_value")
     if isinstance(error, EngineLost):
-        # the request may be what ended the engine: no client should repeat it unasked
+        # the request may have crashed the engine: clients should not retry automatically
         text = f"{error} while it had this request; it is started again"
         return ApiError(500, text, code="engine_lost")
     if isinstance(error, DeviceError):

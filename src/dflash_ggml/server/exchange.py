@@ -1,4 +1,4 @@
-"""One generating request from queue to response: streamed or whole, cancelled when the client goes away."""
+"""One generating request from queue to response: streamed or whole, cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from .series import Series
 
 log = logging.getLogger(__name__)
 
-# how long a stream's status line waits for the first event, so that early failures get a status
+# seconds that a stream's status line waits for the first event, so that early failures get a status
 HEAD_SECONDS = 5.0
-PING_SECONDS = 10.0  # comment lines that keep idle streams open through proxies
+PING_SECONDS = 10.0  # interval of comment lines that keep idle streams open through proxies
 NEVER_SECONDS = 1e9
-SHUTDOWN_SECONDS = 2.0  # between the end of draining and cutting the connections
+SHUTDOWN_SECONDS = 2.0  # seconds between the end of draining and closing connections
 CLIENT_GONE = 499
 
 
 class _JobStream(EventSourceResponse):
-    """A stream that ends its job however it ends itself: read to the end, disconnected, or never started."""
+    """A stream that always ends its job: when read to the end, disconnected, or never started."""
 
     def __init__(self, job: Series, drain_seconds: float, **options: Any) -> None:
-        # After SIGTERM the running answer may go on; the worker cancels it in time, and that error is sent too.
+        # After SIGTERM running answers continue; the worker cancels them in time, and that error is sent too.
         grace = drain_seconds + SHUTDOWN_SECONDS
         super().__init__(shutdown_event=anyio.Event(), shutdown_grace_period=grace, **options)
         self._job = job
@@ -56,7 +56,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _first_of(request: Request, task: asyncio.Task[Any], seconds: float | None) -> bool:
-    """Wait for `task`, at most `seconds`; False when the client went away first."""
+    """Wait for `task`, at most `seconds`; False if the client disconnects first."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +109,7 @@ async def respond(
 async def _encoded(
     call: ApiCall | EmbeddingCall, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
 ) -> AsyncIterator[bytes]:
-    """What is sent of a job whose first events are `head`: what is there at once in one piece."""
+    """The encoded stream of a job whose first events are `head`; events available at once are sent in one piece."""
     encoder, parts = call.encoder, list[bytes]()
     try:
         batch = await head

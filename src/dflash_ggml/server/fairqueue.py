@@ -1,4 +1,4 @@
-"""A bounded queue that serves clients in turn, so that one busy client cannot starve the others."""
+"""A bounded queue with round robin between clients, so that one busy client cannot starve the others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class QueueFull(Exception):
-    """No room for one more entry."""
+    """The queue is full."""
 
 
 class ClientFull(QueueFull):
-    """No room for one more entry of this client."""
+    """This client's share of the queue is full."""
 
 
 class QueueClosed(Exception):
-    """The queue takes no more entries."""
+    """The queue is closed."""
 
 
 class FairQueue(Generic[T]):
-    """First in, first out within a client; round robin between clients. Any thread may call any method.
+    """First in, first out within a client; round robin between clients. Thread-safe.
 
     Args:
-        limit: Entries that may wait in all.
-        client_limit: Entries of one client that may wait (None: as many).
+        limit: Most waiting entries.
+        client_limit: Most waiting entries of one client (None: `limit`).
     """
 
     def __init__(self, limit: int, client_limit: int | None = None) -> None:
@@ -36,7 +36,7 @@ class FairQueue(Generic[T]):
         self.limit = limit
         self.client_limit = limit if client_limit is None else client_limit
         self._queues: OrderedDict[Hashable, deque[T]] = OrderedDict()
-        self._served: Hashable = None  # whose entry was taken last
+        self._served: Hashable = None  # the client of the last entry
         self._size = 0
         self._closed = False
         self._changed = threading.Condition()
@@ -49,8 +49,8 @@ class FairQueue(Generic[T]):
         """Append `item` to its client's queue.
 
         Raises:
-            ClientFull: The client has its limit waiting.
-            QueueFull: As many wait as may in all.
+            ClientFull: The client's limit is reached.
+            QueueFull: The limit is reached.
             QueueClosed: The queue is closed.
         """
         with self._changed:
@@ -74,7 +74,7 @@ class FairQueue(Generic[T]):
                 if self._closed:
                     return None
                 self._changed.wait()
-            # only now, so that clients that came while the last entry was worked on are before its client
+            # only now, so that clients that arrived meanwhile come before the last entry's client
             if self._served in self._queues:
                 self._queues.move_to_end(self._served)
             client, queue = next(iter(self._queues.items()))
@@ -86,7 +86,7 @@ class FairQueue(Generic[T]):
             return item
 
     def remove(self, client: Hashable, item: T) -> bool:
-        """Take `item` out before its turn; False when it is no longer waiting."""
+        """Remove a waiting `item`; False if it is no longer waiting."""
         with self._changed:
             queue = self._queues.get(client)
             if queue is None or item not in queue:
@@ -98,7 +98,7 @@ class FairQueue(Generic[T]):
             return True
 
     def close(self) -> list[T]:
-        """Refuse new entries and hand back those still waiting."""
+        """Refuse new entries and return those still waiting."""
         with self._changed:
             self._closed = True
             waiting = [item for queue in self._queues.values() for item in queue]

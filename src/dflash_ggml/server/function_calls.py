@@ -27,13 +27,13 @@ def with_tools(data: dict[str, Any]) -> dict[str, Any]:
 
 
 class FunctionCalls(OpenAIEncoder):
-    """Put before ChatEncoder: its answers say `function_call` where that says `tool_calls`."""
+    """Mixin before ChatEncoder: answers have `function_call` instead of `tool_calls`."""
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
         return super()._choice(_renamed(content), _reason(reason), logprobs)
 
     def body(self) -> dict[str, Any]:
-        """The whole answer, with `function_call` where ChatEncoder says `tool_calls`."""
+        """The whole answer, with `function_call` instead of `tool_calls`."""
         body = super().body()
         for choice in body["choices"]:
             choice.update(message=_renamed(choice["message"]), finish_reason=_reason(choice["finish_reason"]))

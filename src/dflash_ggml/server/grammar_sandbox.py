@@ -1,9 +1,9 @@
 """Grammar sandbox: a process with limits of time and memory in which a grammar is compiled before the server compiles it.
 
-The static bounds (`text.grammar_limits`, `text.bounded_schema`) refuse every form that is known to explode; the sandbox stops
-forms that are not known yet. A compiled grammar cannot be sent between processes, so the process only reports that compiling
-has ended, well or with an error, and the server then compiles it again. The vocabulary there is bytes and the special tokens:
-what grows without bounds is the grammar itself.
+The static limits (`text.grammar_limits`, `text.bounded_schema`) refuse every known explosive form; the sandbox stops unknown
+ones. A compiled grammar cannot be sent between processes, so the process only reports that compiling has ended, with or without
+an error, and the server then compiles it again. The sandbox's vocabulary is bytes and the special tokens: the grammar itself is
+what can grow without bounds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from .pipe import Pipe, spawn
 
 log = logging.getLogger(__name__)
 
-SECONDS = 3.0  # to compile one grammar; the slowest that the static bounds let through take a tenth
-STARTING = 20.0  # seconds until a process is ready: it imports numpy and llguidance
-MEMORY = 1 << 30  # bytes beyond what the process has when it is ready
-REFUSED = 64  # refused grammars that are remembered, so that asking again costs nothing
+SECONDS = 3.0  # seconds to compile one grammar; the slowest within the static limits take a tenth
+STARTING = 20.0  # seconds to start the process, which imports numpy and llguidance
+MEMORY = 1 << 30  # bytes beyond the process's memory when ready
+REFUSED = 64  # cached refusals, so that repeated requests cost nothing
 
-_TOKEN_IDS = re.compile(r"<\[[\d\s,^-]*\]>")  # of the real vocabulary; one id is as good as another here
+_TOKEN_IDS = re.compile(r"<\[[\d\s,^-]*\]>")  # end-of-sequence id; any id will do
 
 
 class Vetter:
-    """Asked before a grammar is compiled; any thread may, one at a time gets its turn.
+    """Tries grammars in the sandbox, one at a time; thread-safe.
 
-    Starts its process at the first use or by `warm`, and again when that has died.
+    Starts the process at the first use or by `warm`, and again after it has died.
 
     Args:
-        special: The vocabulary's special tokens, which grammars may name.
+        special: The vocabulary's special tokens, which grammars may reference.
     """
 
     def __init__(self, special: Iterable[str], seconds: float = SECONDS, memory: int = MEMORY) -> None:
@@ -58,12 +58,12 @@ class Vetter:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vetter:
-        """One for this vocabulary."""
+        """The sandbox for this vocabulary."""
         ids = (i for i in range(tokenizer.n_vocab) if tokenizer.is_control(i))
         return cls(tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids)
 
     def __call__(self, spec: GrammarSpec) -> None:
-        """Raise ConfigError for a grammar whose compilation passes the limits."""
+        """Raise ConfigError for a grammar whose compilation exceeds the limits."""
         with self._lock:
             if spec in self._refused:
                 raise ConfigError(self._refused[spec])
@@ -89,12 +89,12 @@ class Vetter:
             raise ConfigError(message)
 
     def warm(self) -> None:
-        """Start the process now: it takes a third of a second."""
+        """Start the process now, which takes a third of a second."""
         with self._lock:
             self._ready()
 
     def close(self) -> None:
-        """End the process; callers that wait for it continue."""
+        """End the process; waiting callers continue."""
         self._closed = True
         process = self._process
         if process is not None:
@@ -103,7 +103,7 @@ class Vetter:
             self._end()
 
     def _ready(self) -> Pipe | None:
-        """The way to a process that waits for a grammar; None where none can be started, which is logged once."""
+        """The pipe to a ready process; None if it cannot be started, which is logged once."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._pipe is None and not self._closed:
@@ -112,12 +112,12 @@ class Vetter:
             except (EOFError, OSError, ValueError) as error:
                 self._end()
                 if not self._warned:
-                    log.warning("grammars are compiled without being tried out first: %s", error)
+                    log.warning("grammars are compiled without the sandbox: %s", error)
                     self._warned = True
         return self._pipe
 
     def _spawn(self) -> None:
-        # a compiler that runs out of memory says so on stderr, and the client gets an error anyway
+        # drop the compiler's out-of-memory message; the client gets an error
         self._process, self._pipe = spawn(__name__, stderr=subprocess.DEVNULL)
         self._pipe.send(Setup(self._special, self.memory))
         if not self._pipe.wait(STARTING):
@@ -135,7 +135,7 @@ class Vetter:
 
 
 class _Bytes:
-    """A vocabulary of single bytes and special tokens, as far as a compiler asks."""
+    """A vocabulary of single bytes and special tokens, in the compiler's interface."""
 
     def __init__(self, special: Sequence[str]) -> None:
         self._pieces = [bytes([i]) for i in range(256)] + [text.encode() for text in special]
@@ -155,21 +155,21 @@ class _Bytes:
 
 
 class Setup(Struct):
-    """The first message to the process: what its vocabulary and its limit are."""
+    """The first message to the process: vocabulary and limit."""
 
     special: list[str]
     memory: int
 
 
 class Trial(Struct):
-    """A grammar to compile. The answer is true, and so is that to a `Setup`."""
+    """A grammar to compile. The answer is true, as for a `Setup`."""
 
     spec: GrammarSpec
     seconds: float
 
 
 def main(fd: int) -> None:
-    """Compile what comes, and say when it is done; ends with the pipe."""
+    """Compile grammars from the pipe, and report when done; ends with the pipe."""
     pipe = Pipe(fd)
     try:
         setup: Setup = pipe.receive(Setup)
@@ -182,14 +182,14 @@ def main(fd: int) -> None:
             trial: Trial = pipe.receive(Trial)
             _limit_time(trial.seconds)
             text = _TOKEN_IDS.sub("<[0]>", trial.spec.text)
-            with suppress(Exception):  # the server meets the same error, and its words are better there
+            with suppress(Exception):  # the server gets the same error, with a better message
                 compiler.matcher(GrammarSpec(trial.spec.kind, text))
     except (EOFError, OSError):
         os._exit(0)
 
 
 def _limit(memory: int) -> None:
-    """Let this process have `memory` bytes more than now, where the system can say so (macOS does not keep to it)."""
+    """Limit this process to `memory` bytes more than now, if the system supports it (macOS does not enforce it)."""
     used = 0
     with suppress(OSError), open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -199,7 +199,7 @@ def _limit(memory: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Let this process end by itself should its server be killed while it compiles."""
+    """Limit this process's time, in case its server is killed while it compiles."""
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds) + 1, hard))

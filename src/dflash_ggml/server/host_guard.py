@@ -1,4 +1,4 @@
-"""Host headers that are let in: a page of any site could rebind its own name to this machine's address."""
+"""Check of Host headers, against DNS rebinding by web pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HostGuard:
 
     Args:
         app: The application behind it.
-        allowed: Names; "*.example.org" stands for all below it, "*" for any.
+        allowed: Names; "*.example.org" matches all subdomains, "*" any name.
         answer: Makes the response of an error.
 
     Raises:
@@ -55,7 +55,7 @@ class HostGuard:
 
 
 def host_of(header: str) -> str:
-    """The name or address in a Host header, in lower case, without port and brackets; "" where there is none."""
+    """The name or address in a Host header, in lower case, without port and brackets; "" without one."""
     name = header.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -63,7 +63,7 @@ def host_of(header: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """A name of `--allowed-host` as `host_of` gives it: a port goes, an IPv6 address needs no brackets.
+    """Normalise a name of `--allowed-host` like `host_of`: without port, IPv6 without brackets.
 
     Raises:
         ConfigError: It can be no host's name.
@@ -79,7 +79,7 @@ def check_name(name: str) -> str:
 
 
 def _is_name(plain: str) -> bool:
-    """Whether a Host header could hold this name or address; one dot may end it."""
+    """Whether this is a valid name or address for a Host header; a trailing dot is allowed."""
     if _is_ipv6(plain):
         return True
     return all(plain.removesuffix(".").split(".")) and not any(c in "*,/@:[]" or c.isspace() for c in plain)

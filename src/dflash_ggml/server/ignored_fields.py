@@ -1,6 +1,6 @@
-"""Fields that clients, routers and other servers' clients send, and that this server has nothing to do for.
+"""Request fields that are accepted without effect.
 
-Two lists: names whose value never bears on the answer, and names with the values at which they ask for nothing.
+Two lists: names whose value never affects the answer, and names with the values at which they have no effect.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any
 
 _Idle = Mapping[str, tuple[Any, ...]]
 
-# the caller's own labels, hints for caches that need none here, routing that has been done, and what Open WebUI sends of its chat
+# the caller's labels, cache hints, routing information, and Open WebUI's chat metadata
 _LABELS = """
 user metadata safety_identifier client_metadata session_id request_id rid trace_id
 prompt_cache_key prompt_cache_retention prompt_cache_options cache_salt keep_alive service_tier priority provider route
 chat_id folder_id id parent_id parent_message user_message background_tasks features variables model_item tool_ids tool_servers
 filter_ids skill_ids terminal_id
 """
-# what sets a sampler that is off unless another field turns it on
+# parameters of samplers that are off unless another field enables them
 _SAMPLING = """
 cache_prompt id_slot n_cache_reuse prediction usage min_keep n_discard
 dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent adaptive_decay
@@ -80,7 +80,7 @@ IDLE_RESPONSES: _Idle = {
     "context_management": ([],),
 }
 
-# max_tool_calls bounds the calls of tools that the service runs itself; here are none
+# max_tool_calls limits tools run by the service itself; there are none here
 QUIET_RESPONSES = QUIET_LABELS | {"max_tool_calls"}
 
 IDLE_MESSAGES: _Idle = {

@@ -1,8 +1,8 @@
-"""Reading and parsing of requests: beside the event loop, a few at a time, in a bounded number of bytes.
+"""Reading and parsing of requests in threads, a few at a time, with a bounded number of bytes.
 
-It runs in threads (docs/decisions/0006): tokenising in pieces and compiling a grammar release the interpreter's lock,
-a template is Python that gives it up every switch interval, and the rest (parsing and checking one body) is kept
-short by `limits`.
+Threads suffice (docs/decisions/0006): tokenising in pieces and compiling a grammar release the interpreter's lock, a
+template is Python that yields every switch interval, and the rest (parsing and checking one body) is bounded by
+`limits`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,30 @@ from .limits import Limits
 
 T = TypeVar("T")
 
-THREADS = 2 if (os.cpu_count() or 1) > 2 else 1  # each keeps the event loop waiting for a switch interval
-LARGE = 1 << 20  # bytes of a body after which the memory is given back to the system
+THREADS = 2 if (os.cpu_count() or 1) > 2 else 1  # each delays the event loop by a switch interval
+LARGE = 1 << 20  # bytes of a body from which freed memory is returned to the system
 
 
 class Intake:
-    """The threads and the bytes of one server. `read`, `release` and `end_reads` belong to the event loop."""
+    """Threads and byte accounting of one server. `read`, `release` and `end_reads` are for the event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._pool = ThreadPoolExecutor(THREADS, "dflash-intake")
-        self.held = 0  # bytes of bodies whose requests are not answered
-        self._reads = set[anyio.CancelScope]()  # of the bodies that are being read
+        self.held = 0  # bytes of unanswered requests' bodies
+        self._reads = set[anyio.CancelScope]()  # tasks reading a body
         self._is_ending = False
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of `call`, made in one of the threads, in the order of asking."""
+        """Run `call` in one of the threads, in order of the calls."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     async def read(self, request: Request) -> bytes:
         """Read a request's body, and decode a compressed one; it counts as held until `release(request)`.
 
         Raises:
-            ApiError: 413 (too large, also when only announced), 503 (too much is held, or the server stops before all
-                is here), 408 (not sent in time), 415 (compressed in an unknown way), and 400 when the client went
-                away half way.
+            ApiError: 413 (too large, even if only declared), 503 (too many bytes held, or the server stops before the body is
+                complete), 408 (timeout), 415 (unknown compression), 400 (the client disconnected).
         """
         limits, chunks = self._limits, list[bytes]()
         encoding = request.headers.get("content-encoding", "").strip().lower()
@@ -82,14 +81,14 @@ class Intake:
         return body
 
     def end_reads(self) -> int:
-        """Refuse bodies that are not wholly here, now and from now on; how many there were."""
+        """Refuse incomplete bodies, now and in future; returns how many there were."""
         self._is_ending = True
         for reading in self._reads:
             reading.cancel()
         return len(self._reads)
 
     def release(self, request: Request) -> None:
-        """The request has been answered, or has failed."""
+        """Release a request's bytes, once it is answered or has failed."""
         n = getattr(request.state, "held", 0)
         request.state.held = 0
         self.held -= n
@@ -97,7 +96,7 @@ class Intake:
             self._pool.submit(_trim)
 
     def close(self) -> None:
-        """End the threads; calls that wait are dropped."""
+        """End the threads; waiting calls are dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _hold(self, request: Request, n: int) -> None:
@@ -114,7 +113,7 @@ class Intake:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, where the C library keeps it unless asked (glibc)."""
+    """Return freed memory to the system, which glibc would keep."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

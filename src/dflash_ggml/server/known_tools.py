@@ -1,4 +1,4 @@
-"""Tools that clients name by their type alone: the descriptions that a model needs. The client runs them itself."""
+"""Descriptions of tools that clients declare by type alone and run themselves."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _commands(*words: str) -> dict[str, Any]:
     return {"type": "string", "enum": list(words), "description": "What to do."}
 
 
-# beginning of the type -> description and parameters
+# prefix of the type -> description and parameters
 KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "bash_": (
         "Runs a command in a shell that stays open between calls, and returns its output.",

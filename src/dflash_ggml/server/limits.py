@@ -12,19 +12,19 @@ from pydantic_core import from_json
 from ..text.json_text import well_formed_json
 from .errors import bad_request
 
-COUNTED = 1 << 20  # bytes at once, since nothing else runs meanwhile
+COUNTED = 1 << 20  # bytes per read, which blocks the event loop
 ID_LISTS = ("prompt", "input", "tokens", "content", "context")  # fields that may be lists of token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one server; every one of them answers with a clear error, none cuts in silence.
+    """Limits of one server; exceeding one is a clear error, nothing is truncated silently.
 
     Attributes:
-        held_bytes: Of all bodies whose requests are not yet answered.
-        values: Of JSON in a body.
-        entries: In a list (of token ids as many as values), fields: in an object.
-        tokens: That /tokenize returns where the context is smaller.
+        held_bytes: Total bytes of unanswered requests' bodies.
+        values: JSON values in a body.
+        entries: Entries of a list (of token ids: `values`); fields: of an object.
+        tokens: Most tokens that /tokenize returns, if the context is smaller.
     """
 
     body_bytes: int = 8 << 20
@@ -43,10 +43,10 @@ class Limits:
 
 
 def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
-    """Parse a body into a JSON object; what is no character in its texts becomes U+FFFD.
+    """Parse a body into a JSON object; lone surrogates become U+FFFD.
 
     Raises:
-        ApiError: 400 for all else, NaN, infinite numbers, and more than the limits.
+        ApiError: 400 for anything else, NaN, infinite numbers, and exceeded limits.
     """
     if not body:
         raise bad_request("the body is empty; a JSON object is expected")
@@ -73,12 +73,12 @@ def _parsed(body: bytes) -> Any:
 
 
 def exceeds_values(body: bytes, limit: int) -> bool:
-    """True when JSON text has more than `limit` values; counted without parsing, since a parser holds the interpreter lock.
+    """Whether JSON text has more than `limit` values, counted without parsing, since a parser holds the interpreter lock.
 
-    Counts what begins or divides a list or an object outside of strings.
+    Counts opening brackets and commas outside of strings.
     """
     if len(body) <= limit or _marks(body, 0, len(body)) <= limit:
-        return False  # most bodies, in no time or in milliseconds
+        return False  # fast path for most bodies
     found = begin = 0
     while True:
         quote = body.find(b'"', begin)
@@ -96,7 +96,7 @@ def _marks(body: bytes, begin: int, end: int) -> int:
 
 
 def _string_end(body: bytes, at: int) -> int:
-    """Index behind the string whose text begins at `at`; 0 when it does not end."""
+    """Index after the string whose text begins at `at`; 0 if it does not end."""
     while (quote := body.find(b'"', at)) >= 0:
         text = quote
         while text > at and body[text - 1] == 0x5C:
@@ -108,9 +108,9 @@ def _string_end(body: bytes, at: int) -> int:
 
 
 def check_sizes(value: dict[str, Any], limits: Limits) -> None:
-    """Raise ApiError 400 for a list or an object with too many entries, or a number that no float can hold.
+    """Raise ApiError 400 for a list or an object with too many entries, or a number that overflows a float.
 
-    Lists of token ids may be long.
+    Lists of token ids may be longer.
     """
     level: list[tuple[str, Any]] = [("", value)]
     while level:
@@ -140,7 +140,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def exceeds_depth(value: Any, limit: int) -> bool:
-    """True when lists and objects in `value` nest more than `limit` levels; level by level, no recursion."""
+    """Whether lists and objects in `value` nest deeper than `limit` levels, without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     depth = 0
     while level:
@@ -156,13 +156,13 @@ def exceeds_depth(value: Any, limit: int) -> bool:
 
 
 def check_count(items: Sequence[Any], most: int, param: str) -> None:
-    """Raise ApiError 400 when a list of the request is longer than allowed."""
+    """Raise ApiError 400 if a list of the request is longer than allowed."""
     if len(items) > most:
         raise bad_request(f"{len(items)} entries, at most {most} are allowed", param, "too_many_entries")
 
 
 def check_stops(given: str | Sequence[str] | None, limits: Limits, param: str = "stop") -> tuple[str, ...]:
-    """Validate the number of stop strings and their length; empty ones stop nothing and are left out."""
+    """Validate the number and length of stop strings; empty ones are dropped."""
     stops = [given] if isinstance(given, str) else given or ()
     check_count(stops, limits.stops, param)
     for i, stop in enumerate(stops):

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import ConfigError
 
-ATTEMPTS = 16  # ports that are free on the first address, until one is on all of them
+ATTEMPTS = 16  # attempts to find a port that is free on all addresses
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Bound sockets, one per address of `host`, all of one port (0: one that is free). No connection is accepted yet.
+    """Bind sockets, one per address of `host`, all on one port (0: a free one). No connection is accepted yet.
 
     Raises:
         ConfigError: The name is unknown, no address is this machine's, or the port is taken or not allowed.
@@ -21,7 +21,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise ConfigError(f"--host: {host!r} is the name of no machine") from None
+        raise ConfigError(f"--host: cannot resolve {host!r}") from None
     addresses = list(dict.fromkeys((family, address) for family, *_, address in found))
     for _ in range(1 if port else ATTEMPTS):
         try:
@@ -39,13 +39,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def _bind_all(addresses: Sequence[tuple[int, Any]], port: int) -> list[socket.socket]:
-    """A socket for each address that is this machine's, all of one port. Raises OSError."""
+    """Bind a socket for each address of this machine, all on one port. Raises OSError."""
     bound: list[socket.socket] = []
     for family, address in addresses:
         try:
             bound.append(_bind(family, (address[0], port, *address[2:])))
         except OSError as error:
-            # a name may have an address of a kind that this machine lacks, beside one that it has
+            # a name may also have addresses of a family that this machine lacks
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 for one in bound:
                     one.close()
@@ -56,7 +56,7 @@ def _bind_all(addresses: Sequence[tuple[int, Any]], port: int) -> list[socket.so
 
 
 def _bind(family: int, address: Any) -> socket.socket:
-    """address: with a port, and of IPv6 what flow and which network it is meant in, which link-local ones need."""
+    """address: with port, for IPv6 also flow info and scope id, which link-local addresses need."""
     one = socket.socket(family, socket.SOCK_STREAM)
     try:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,12 +70,12 @@ def _bind(family: int, address: Any) -> socket.socket:
 
 
 def bare(host: str) -> str:
-    """A name or address of `--host`, where IPv6 may be in brackets as in a URL, without them."""
+    """A name or address of `--host`, without the brackets of IPv6."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def in_url(host: str) -> str:
-    """A name or address as a URL has it: IPv6 in brackets, with what RFC 6874 makes of its network."""
+    """A name or address in URL form: IPv6 in brackets, with an RFC 6874 zone."""
     return "[{}]".format(host.replace("%", "%25")) if ":" in host else host
 
 

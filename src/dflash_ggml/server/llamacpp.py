@@ -1,6 +1,6 @@
-"""llama.cpp's own paths: /completion and /infill, and what its clients ask about the model and its vocabulary.
+"""llama.cpp's own endpoints: /completion, /infill, and those about the model and its vocabulary.
 
-Names and shapes are those of its server's documentation.
+Names and formats follow its server's documentation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bias = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=
 
 
 class LlamaBody(SamplingFields, ConstraintFields):
-    """What /completion and /infill share."""
+    """Common fields of /completion and /infill."""
 
     model: str | None = None
     n_predict: Whole | None = None
@@ -55,7 +55,7 @@ class CompletionBody(LlamaBody):
 
 
 class ExtraFile(Body):
-    """A further file that the model sees before the one to fill in."""
+    """A further file in front of the one to fill in."""
 
     filename: str = "file"
     text: str
@@ -65,7 +65,7 @@ class InfillBody(LlamaBody):
     """The request to /infill.
 
     Attributes:
-        prompt: What is already written in the gap.
+        prompt: Text at the start of the gap.
     """
 
     input_prefix: str = ""
@@ -75,7 +75,7 @@ class InfillBody(LlamaBody):
 
 
 class TokenizeBody(Body):
-    """The request to /tokenize; vLLM's server calls the text `prompt`, and its clients leave the specials in."""
+    """The request to /tokenize; in vLLM's form the text is `prompt`, with special tokens."""
 
     content: str | Parts | None = None
     prompt: str | None = None
@@ -169,7 +169,7 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[
 
 
 def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
-    """Biases by token: a text stands for each of its tokens, false bans."""
+    """Biases by token: a text means each of its tokens, false is a ban."""
     pairs = given.items() if isinstance(given, dict) else given or ()
     biases: dict[int, float] = {}
     for given_name, value in pairs:
@@ -183,7 +183,7 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -
             raise bad_request(f"logit_bias: {name!r} is no token and no text", "logit_bias", "invalid_value")
         if isinstance(value, str) or value is True:
             raise bad_request(f"logit_bias: {value!r} is no bias", "logit_bias", "invalid_value")
-        if abs(value) > 1e38:  # a whole number may be larger than any float
+        if abs(value) > 1e38:  # integers may overflow a float
             raise bad_request(
                 f"logit_bias: {name!r:.40}: the bias is too large", "logit_bias", "invalid_value"
             )
@@ -192,7 +192,7 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -
 
 
 def _split(prompt: str | list[Any] | dict[str, Any]) -> list[Any]:
-    """The prompts of a request: a list with a number at its top is one prompt of tokens and texts."""
+    """The prompts of a request; a list with a number at its top level is one prompt of tokens and texts."""
     prompt = whole(prompt)
     if not isinstance(prompt, list) or any(isinstance(part, int) for part in prompt):
         return [prompt]
@@ -216,7 +216,7 @@ def _prompt(prompt: Any, where: str) -> str | list[int | str]:
 
 
 def read_tokenize(data: dict[str, Any], settings: Settings) -> tuple[TokenizeBody, int]:
-    """Validate a request to /tokenize; with it, how many tokens it may have where the context is smaller."""
+    """Validate a request to /tokenize; also returns the most tokens, if the context is smaller."""
     body = parse(TokenizeBody, data, Notes(settings.strict))
     if body.content is None and body.prompt is None:
         raise bad_request("content: this field is missing", "content", "missing_required_parameter")
@@ -280,7 +280,7 @@ def detokenize(runner: Runner, body: DetokenizeBody) -> dict[str, Any]:
 
 
 def apply_template(runner: Runner, call: ApiCall) -> dict[str, Any]:
-    """The answer of /apply-template: a chat request's conversation as the model would see it."""
+    """The answer of /apply-template: a chat request's rendered conversation."""
     return {"prompt": runner.render(call.request)}
 
 
@@ -299,7 +299,7 @@ def props(runner: Runner, settings: Settings) -> dict[str, Any]:
 
 
 def slots(runner: Runner, settings: Settings, running: int) -> list[dict[str, Any]]:
-    """The answer of /slots: one entry for every request that can run at once, the busy ones first."""
+    """The answer of /slots: one entry per slot, busy ones first."""
     params = props(runner, settings)["default_generation_settings"]["params"]
     slot = {"id_task": -1, "n_ctx": runner.n_ctx, "speculative": runner.info()["has_draft"]}
     return [{"id": i, **slot, "is_processing": i < running, "params": params} for i in range(runner.parallel)]

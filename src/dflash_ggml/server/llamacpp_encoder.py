@@ -18,13 +18,13 @@ from .dialect import data_event
 
 @dataclass(kw_only=True)
 class LlamaEncoder(AnswersEncoder):
-    """Several answers come one after another, prompt by prompt.
+    """Encoder of several answers, one after another, prompt by prompt.
 
     Attributes:
-        request: the first, whose options all share.
-        tokens: name them.
-        timings: in every chunk.
-        fields: paths of what a body shows, none for all.
+        request: The first request, whose options all share.
+        tokens: Include token ids.
+        timings: Include timings in every chunk.
+        fields: Paths of the fields to return, empty for all.
     """
 
     request: CompletionRequest
@@ -35,10 +35,10 @@ class LlamaEncoder(AnswersEncoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._first: float | None = None  # when the answer's first text came
+        self._first: float | None = None  # time of the answer's first text
 
     def feed(self, event: Any) -> Iterator[bytes]:
-        """What the client sees of one event; the event is added to `answer` first."""
+        """The client's representation of one event; the event is added to `answer` first."""
         self.answer.feed(event)
         if (prefilling := self._prefilling(event)) is not None:
             yield self._chunk("", (), **prefilling)
@@ -52,7 +52,7 @@ class LlamaEncoder(AnswersEncoder):
                 self._at, self._first, self._clock = self._at + 1, None, time.monotonic()
 
     def body(self) -> Any:
-        """The whole answer, a list where there are several."""
+        """The whole answer, a list if there are several."""
         whole = [self._shown(self._whole(i)) for i in range(len(self.answers))]
         return whole[0] if len(whole) == 1 else whole
 
@@ -121,7 +121,7 @@ class LlamaEncoder(AnswersEncoder):
         }
 
     def _shown(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """The fields that were asked for; "a/b" is field b of a."""
+        """The requested fields; "a/b" is field b of a."""
         if not self.fields:
             return whole
         shown: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Content of messages as text: parts that can be read are joined, the others become a line that says what is missing."""
+"""Message content as text: readable parts are joined, others become a line that says what is missing."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _KINDS = {
     "input_file": "file",
     "container_upload": "file",
 }
-MOST_TEXT = 1 << 20  # bytes of a file that are taken over as text
+MOST_TEXT = 1 << 20  # bytes of a file to include as text
 
 
 def content_text(content: Any, where: str, notes: Notes, sep: str = "") -> str:
-    """The text of a message's content: a string, None, or a list of parts of any of the dialects.
+    """The text of a message's content: a string, None, or a list of parts of any dialect.
 
-    Parts of thinking are left out, `thoughts` reads them.
+    Reasoning parts are left out; see `thoughts`.
 
     Raises:
-        ApiError: A part has no type, or its text is none; it names it.
+        ApiError: A part has no type or an invalid text; the error names it.
     """
     if content is None:
         return ""
@@ -52,14 +52,14 @@ def content_text(content: Any, where: str, notes: Notes, sep: str = "") -> str:
 
 
 def note_role(role: str, roles: Collection[str], where: str, notes: Notes) -> None:
-    """Note a message's role that is none of these."""
+    """Note an unknown role of a message."""
     if role not in roles:
         shown = f"{role[:40]!r} is shown as the chat template shows it, or as the user's words"
         notes.weaken(f"{where}.role", shown)
 
 
 def thoughts(content: Any) -> str:
-    """The thinking among the parts of an assistant's content."""
+    """The reasoning among the parts of an assistant's content."""
     parts = content if isinstance(content, list) else []
     found = [
         p.get("thinking") or p.get("text") for p in parts if isinstance(p, dict) and p.get("type") in THOUGHTS
@@ -101,7 +101,7 @@ def part_text(part: Any, where: str, notes: Notes) -> str | None:
 
 
 def _document(part: dict[str, Any], where: str, notes: Notes) -> str | None:
-    """Anthropic's document; None if it cannot be read as text."""
+    """Anthropic's document; None if it is not text."""
     source = part.get("source")
     if not isinstance(source, dict):
         return None
@@ -117,7 +117,7 @@ def _document(part: dict[str, Any], where: str, notes: Notes) -> str | None:
 
 
 def _file(part: dict[str, Any], where: str, notes: Notes) -> str | None:
-    """OpenAI's file, inline as a data URL; None if it cannot be read as text."""
+    """OpenAI's file, inline as a data URL; None if it is not text."""
     inner = part.get("file")
     file = inner if isinstance(inner, dict) else part
     data = file.get("file_data")
@@ -133,7 +133,7 @@ def _search_result(part: dict[str, Any], where: str, notes: Notes) -> str | None
 
 
 def _tool_reference(part: dict[str, Any], where: str, notes: Notes) -> str | None:
-    """What a search among tools found: all of them are offered here from the start."""
+    """Result of a tool search; here all tools are available from the start."""
     name = part.get("tool_name")
     return f"The tool {name} can be used now." if isinstance(name, str) else None
 
@@ -153,7 +153,7 @@ def _titled(part: dict[str, Any], text: str) -> str:
 
 
 def _decoded(media_type: str, data: str) -> str | None:
-    """A base64 file that is text, None for all others."""
+    """A base64 text file, None for others."""
     plain = media_type.partition(";")[0].strip()
     readable = plain.startswith("text/") or plain in (
         "application/json",

@@ -1,4 +1,4 @@
-"""Messages between the server and its engine process: calls, and for each items before a result or failure."""
+"""Messages between the server and its engine process: calls, answered by items and a result or failure."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ _ERRORS: dict[str, type[Exception]] = {
     if isinstance(kind, type)
 }
 
-# a `Prepared` without its request, which both sides have
+# a `Prepared` without its request, which the server has
 Prompt = tuple[str, tuple[int, ...], tuple[int, ...], int, ReasoningMode, Selection | None]
 
 
 def prompt_of(prepared: Prepared) -> Prompt:
-    """What `Prepared` takes after the request."""
+    """The arguments of `Prepared` after the request."""
     p = prepared
     return p.text, p.ids, p.boundaries, p.first_answer, p.reasoning, p.selection
 
 
 class Named(Struct, array_like=True):
-    """A request or event beside its type's name: msgspec does not tell the dataclasses of a union apart."""
+    """A request or event with its type's name, since msgspec does not distinguish dataclasses in a union."""
 
     kind: str
     data: Any
 
     @classmethod
     def of(cls, value: Any) -> Named:
-        """The form in which a request or event is sent."""
+        """Wrap a request or event for sending."""
         return cls(type(value).__name__, value)
 
     def value(self) -> Any:
-        """What `of` was given.
+        """The wrapped request or event.
 
         Raises:
-            ValueError: Fields do not fit.
+            ValueError: Fields do not match.
             KeyError: The type is unknown.
         """
         return convert(self.data, _NAMED[self.kind])
 
 
-# what the server asks of a Runner or its tokenizer, and the types of the results; `events` and `embed` are jobs beside these
+# methods of a Runner or its tokenizer with the types of their results; `events` and `embed` are jobs
 RESULTS: dict[str, Any] = {
     "prepare": Prompt,
     "count": int,
@@ -70,7 +70,7 @@ RESULTS: dict[str, Any] = {
 
 
 class Call(Struct, tag=True):
-    """Call a method of the Runner or of its tokenizer; the first call is `open`, with the class and fields of an opener."""
+    """A call of a method of the Runner or its tokenizer; the first call is `open`, with the class and fields of an opener."""
 
     id: int
     method: str
@@ -79,34 +79,34 @@ class Call(Struct, tag=True):
 
 
 class Cancel(Struct, tag=True):
-    """The answers to this call are not waited for any more: end it at its next step."""
+    """Cancel a call: end it at its next step."""
 
     id: int
 
 
 class Close(Struct, tag=True):
-    """End when the running calls have ended."""
+    """End after the running calls."""
 
 
 Order = Union[Call, Cancel, Close]
 
 
 class Item(Struct, tag=True):
-    """One of several answers: an event, or a stage of loading."""
+    """One of several results: an event, or a stage of loading."""
 
     id: int
     value: Any
 
 
 class Result(Struct, tag=True):
-    """The last answer of a call that came to its end."""
+    """The last result of a successful call."""
 
     id: int
     value: Any
 
 
 class Failed(Struct, tag=True):
-    """The exception that a call has raised: its kind, its message, and the numbers that handlers look at."""
+    """A call's exception: its kind, its message, and the numbers that handlers need."""
 
     id: int
     kind: str
@@ -115,7 +115,7 @@ class Failed(Struct, tag=True):
 
     @classmethod
     def of(cls, id: int, error: BaseException) -> Failed:
-        """The message of an exception: of the nearest kind that both sides know."""
+        """The message for an exception: the nearest kind that both sides know."""
         names = [kind.__name__ for kind in type(error).__mro__]
         kind = next((name for name in names if name in _ERRORS), names[0])
         numbers = {name: value for name, value in vars(error).items() if isinstance(value, int | None)}
@@ -123,11 +123,11 @@ class Failed(Struct, tag=True):
 
     @property
     def is_expected(self) -> bool:
-        """Whether it was raised on purpose."""
+        """Whether it is one of the package's own errors."""
         return self.kind in _ERRORS
 
     def error(self) -> Exception:
-        """The exception; one that was not raised on purpose is a 500 that names its kind only."""
+        """The exception; an unexpected one is a 500 that names its kind only."""
         if not self.is_expected:
             message = f"internal error: {self.kind} (the server's log has the details)"
             return ApiError(500, message, code="internal_error")

@@ -1,6 +1,6 @@
 """Prometheus metrics of one server, kept by the official client library; names follow vLLM's.
 
-`Metrics` counts requests as they end; `JointSteps` reads the scheduler's sums over all decoding steps when a scrape asks.
+`Metrics` counts requests as they end; `JointSteps` reads the scheduler's totals over decoding steps at each scrape.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 
 
 class JointSteps(Collector):
-    """Sums over the decoding steps of all running requests, read when metrics are collected; see `session.scheduler.Tally`.
+    """Totals over the decoding steps of all requests, read at each scrape; see `session.scheduler.Tally`.
 
     Args:
-        load: Gives the sums; an empty mapping where there are none.
+        load: Returns the totals; an empty mapping if there are none.
     """
 
     def __init__(self, load: Callable[[], dict[str, float]]) -> None:
         self._load = load
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the metrics are not known before they are collected."""
+        """Empty: the metrics are not known before they are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of now."""
+        """The current metrics."""
         load = self._load()
         if not load:
             return
@@ -57,12 +57,12 @@ class JointSteps(Collector):
 
 
 class Metrics:
-    """Counters in a registry of their own; every method may be called by any thread.
+    """Counters in a separate registry; thread-safe.
 
     Args:
-        running: Requests that are being answered.
-        waiting: Requests in the queue.
-        load: The sums that `JointSteps` collects.
+        running: Returns the number of running requests.
+        waiting: Returns the number of queued requests.
+        load: Returns the totals for `JointSteps`.
     """
 
     def __init__(

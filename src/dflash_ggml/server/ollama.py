@@ -27,7 +27,7 @@ from .openai_chat import Message, is_begun
 from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
 from .tools import Offer, offer_openai
 
-# what sets up a model at loading, and does nothing to one that is loaded
+# load-time options, without effect here
 _LOADING = """num_ctx num_batch num_gpu main_gpu num_thread num_keep use_mmap use_mlock
     low_vram numa vocab_only penalize_newline f16_kv logits_all embedding_only"""
 
@@ -43,7 +43,7 @@ class OllamaOptions(SamplingFields):
 
 
 class OllamaBody(Body):
-    """What chats and completions share."""
+    """Common fields of chats and completions."""
 
     quiet = QUIET_LABELS
     model: str
@@ -158,7 +158,7 @@ def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[st
 
 
 def _options(body: OllamaBody, settings: Settings, notes: Notes) -> dict[str, Any]:
-    """The arguments of a request that `options` sets."""
+    """The arguments of a request set by `options`."""
     options = parse(OllamaOptions, body.options or {}, notes, "options")
     limit = settings.max_tokens if options.num_predict is None else options.num_predict
     return {
@@ -177,20 +177,20 @@ def _format(given: Format | None) -> dict[str, Any] | None:
 
 
 def _think(given: Think | None, notes: Notes) -> dict[str, Any]:
-    """The arguments of a ChatRequest that `think` sets: a switch, or an effort."""
+    """The arguments of a ChatRequest set by `think`: a switch, or an effort."""
     if given is None or isinstance(given, bool):
         return {"enable_thinking": given}
     return thinking(given, "think", notes)
 
 
 def _with_images(text: str, images: Any, where: str, notes: Notes) -> str:
-    """A text behind a line for each image, which says that it was left out."""
+    """A text after a line per omitted image."""
     parts = [{"type": "image"}] * len(images or ()) + [{"type": "text", "text": text}]
     return content_text(parts, where, notes, "\n\n") if images else text
 
 
 def _message(given: dict[str, Any], where: str, notes: Notes) -> dict[str, Any]:
-    """A message as the session takes it; raises ApiError naming the part that is malformed."""
+    """A message in the session's form; raises ApiError that names the malformed part."""
     images, thinking = given.get("images"), given.get("thinking")
     if images is not None and not isinstance(images, list):
         raise bad_request(f"{where}.images: a list is expected", f"{where}.images", "invalid_value")
@@ -209,12 +209,12 @@ def _head(model: str) -> dict[str, Any]:
 
 
 def _loaded(body: OllamaBody) -> dict[str, Any]:
-    """The end of an answer to a request that only loads or unloads."""
+    """The answer to a request that only loads or unloads."""
     return {"done": True, "done_reason": "unload" if body.keep_alive in (0, "0", "0s") else "load"}
 
 
 class _Lines:
-    """Renders an answer as JSON lines, or as one body."""
+    """Base encoder of answers as JSON lines, or as one body."""
 
     def __init__(self, model: str, offer: Offer | None = None) -> None:
         self.answer = Answer()
@@ -256,7 +256,7 @@ class _Lines:
         return {} if logprobs is None else {"logprobs": logprobs["content"]}
 
     def _calls(self, blocks: Sequence[Block]) -> list[dict[str, Any]]:
-        """Tool calls under the client's names; one that the answer's end cut in two is left out."""
+        """Tool calls by the client's names, without a truncated one."""
         calls = []
         for block in blocks:
             try:
@@ -279,7 +279,7 @@ class _Lines:
 
 
 def _durations(usage: Usage) -> dict[str, int]:
-    """Counts of tokens, and nanoseconds."""
+    """Token counts, and durations in nanoseconds."""
     return {
         "prompt_eval_count": usage.prompt_n,
         "prompt_eval_duration": int(1e6 * usage.prompt_ms),

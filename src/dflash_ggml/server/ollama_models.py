@@ -1,4 +1,4 @@
-"""The served model as Ollama's clients ask for it: lists, details, capabilities."""
+"""The served model in Ollama's API: lists, details, capabilities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .ollama import model_name
 from .runner import Runner
 from .schema import Body, parse
 
-# of the API that is modelled: clients refuse what they take for an old server
+# version of the API; clients refuse old servers
 VERSION = {"version": "0.12.6"}
 
 
@@ -63,7 +63,7 @@ def _size(n: int) -> str:
 def _entry(name: str, runner: Runner | None, settings: Settings) -> dict[str, Any]:
     info = runner.info() if runner is not None else {}
     size = info.get("model_size", 0)
-    # clients only compare digests: of the name and size, so that no gigabytes are read for it
+    # clients only compare digests, so hash name and size instead of gigabytes
     digest = hashlib.sha256(f"{info.get('model_path')}:{size}".encode()).hexdigest()
     modified = timestamp(settings.created)
     return {

@@ -26,7 +26,7 @@ from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Echoed, Options, SamplingFields, Whole, unsupported
 from .tools import FreeText, Offer, choose, free_text, offer_openai
 
-# llama.cpp's names, Qwen's and vLLM's
+# names of llama.cpp, Qwen and vLLM
 BUDGETS = (
     "reasoning_budget",
     "thinking_budget",
@@ -35,7 +35,7 @@ BUDGETS = (
     "thinking_token_budget",
 )
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-Limit = Annotated[Whole, Field(ge=-1)]  # llama.cpp's and others' clients say -1 for none
+Limit = Annotated[Whole, Field(ge=-1)]  # -1 means none in llama.cpp's and other clients
 
 
 class CallFunction(Echoed):
@@ -61,7 +61,7 @@ class Call(Echoed):
 
 
 class Message(Echoed):
-    """One message. Clients send answers back with keys of their own, which say nothing to a model."""
+    """One message. Clients send answers back with additional keys, which are ignored."""
 
     role: str
     content: str | list[Any] | dict[str, Any] | None = None
@@ -75,10 +75,10 @@ class Message(Echoed):
     refusal: str | None = None
 
     def plain(self, where: str, notes: Notes) -> dict[str, Any]:
-        """As the session takes it.
+        """The message in the session's form.
 
         Raises:
-            ApiError: A part cannot be read; it names it.
+            ApiError: A part cannot be read; the error names it.
         """
         note_role(self.role, ROLES, where, notes)
         text = content_text(self.content, f"{where}.content", notes)
@@ -99,7 +99,7 @@ class Message(Echoed):
         return message
 
     def _thought(self) -> str:
-        """The thinking of an earlier answer under any of the names that clients keep it by."""
+        """The reasoning of an earlier answer, under any of the clients' names."""
         if self.reasoning_content is not None:
             return self.reasoning_content
         if isinstance(self.reasoning, str):
@@ -119,7 +119,7 @@ def _plain_call(call: Call, where: str) -> dict[str, Any]:
 
 
 class Reasoning(Body):
-    """OpenRouter's name for what reasoning_effort and reasoning_budget say."""
+    """OpenRouter's form of reasoning_effort and reasoning_budget."""
 
     effort: str | None = None
     max_tokens: Limit | None = None
@@ -128,14 +128,14 @@ class Reasoning(Body):
 
 
 class ThinkingSwitch(Body):
-    """Anthropic's and others' name for the same."""
+    """Anthropic's and others' form of the same."""
 
     type: str
     budget_tokens: Limit | None = None
 
 
 class StreamOptions(Body):
-    """What a stream has beside the answer."""
+    """Stream options."""
 
     quiet = frozenset(("include_obfuscation", "continuous_usage_stats", "chunk_include_usage"))
     include_usage: bool | None = None
@@ -243,7 +243,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
 
 
 def _continues(body: ChatBody, messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether the answer goes on inside the last message: as asked, else as llama.cpp's server has it."""
+    """Whether to continue the last message: as requested, else like llama.cpp's server."""
     asked = (body.continue_final_message, body.add_generation_prompt)
     if asked == (None, None) and "add_generation_prompt" not in (body.chat_template_kwargs or ()):
         return is_begun(messages)
@@ -251,13 +251,13 @@ def _continues(body: ChatBody, messages: Sequence[dict[str, Any]]) -> bool:
 
 
 def is_begun(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether a conversation ends in the beginning of an answer: an assistant's text without calls."""
+    """Whether the last message is the beginning of an answer: an assistant's text without calls."""
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and bool(last["content"]) and "tool_calls" not in last
 
 
 def _limit(body: ChatBody, notes: Notes) -> int | None:
-    """The tokens allowed, None for as many as fit."""
+    """The limit of tokens, None for as many as fit."""
     new, old = body.max_completion_tokens, body.max_tokens
     for name, value in (("max_completion_tokens", new), ("max_tokens", old)):
         if value == 0:
@@ -269,7 +269,7 @@ def _limit(body: ChatBody, notes: Notes) -> int | None:
 
 
 def _split(body: ChatBody) -> bool | None:
-    """Whether thoughts are set apart from the text; None where the request does not say."""
+    """Whether reasoning is separated from the text; None if the request does not specify it."""
     if body.reasoning_format is None and body.separate_reasoning is None:
         return None
     return body.reasoning_format != "none" and body.separate_reasoning is not False
@@ -284,7 +284,7 @@ def _logprobs(body: ChatBody, notes: Notes) -> int | None:
 
 
 def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
-    """The arguments of a ChatRequest that say whether to think and how long, by whichever names the request uses."""
+    """The reasoning arguments of a ChatRequest, by any of the clients' names."""
     switch = body.enable_thinking
     budgets = [getattr(body, name) for name in BUDGETS]
     effort: dict[str, Any] = {}
@@ -344,7 +344,7 @@ class ChatEncoder(OpenAIEncoder):
         return self.offer.kind(block.name) == "custom"
 
     def _call(self, block: Block) -> dict[str, Any]:
-        """A call under the client's own name of the tool."""
+        """A call by the client's name of the tool."""
         own, _ = self.offer.own(block.name)
         if self._is_custom(block):
             custom = {"name": own, "input": free_text(block.text)}

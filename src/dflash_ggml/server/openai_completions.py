@@ -98,7 +98,7 @@ class CompletionEncoder(OpenAIEncoder):
 
     Attributes:
         echo: Put the prompt before each answer.
-        best_of: answers to every prompt, of which a body shows the n best.
+        best_of: Answers per prompt, of which the body has the n best.
     """
 
     id_prefix = "cmpl-"
@@ -118,7 +118,7 @@ class CompletionEncoder(OpenAIEncoder):
         """What the client sees of one event."""
         answer = self.answer
         answer.feed(event)
-        # with log-probabilities the prompt is sent once they are known
+        # with log-probabilities the prompt is sent when they are known
         if self.echo and not self._started and (not self.logprobs or isinstance(event, PromptLogprobs)):
             self._started = True
             logprobs = completion_logprobs(answer.prompt)

@@ -1,4 +1,4 @@
-"""Rendering common to OpenAI's two kinds of completions: heads, progress, steps, the end."""
+"""Common rendering of OpenAI's chat and text completions: heads, progress, steps, the end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FINGERPRINT = f"dflash-ggml-{metadata.version('dflash-ggml')}"
 
 @dataclass(kw_only=True)
 class OpenAIEncoder(AnswersEncoder):
-    """Base of the encoders; `content` is what a chunk carries: a delta, or a text.
+    """Base of the encoders; `content` of a chunk is a delta, or a text.
 
     Attributes:
-        id_prefix: of the objects' ids.
-        names: their `object` in a stream and in a body.
-        logprobs: they were asked for.
+        id_prefix: Prefix of the objects' ids.
+        names: `object` of a stream's chunks and of a body.
+        logprobs: Whether they were requested.
     """
 
     id_prefix: ClassVar[str]
@@ -36,16 +36,16 @@ class OpenAIEncoder(AnswersEncoder):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._started = False  # the answer has been
+        self._started = False  # whether the answer has ended
         head = {"id": new_id(self.id_prefix), "created": int(time.time()), "model": self.model}
         self._head = {**head, "system_fingerprint": FINGERPRINT}
 
     def _choice(self, content: Any, reason: str | None, logprobs: Any) -> dict[str, Any]:
-        """One choice of a chunk; content None: nothing."""
+        """One choice of a chunk; content None: empty."""
         raise NotImplementedError
 
     def _whole(self, answer: Answer) -> dict[str, Any]:
-        """What a choice of the body says of an answer."""
+        """A choice of the body for an answer."""
         raise NotImplementedError
 
     def _chunk(
@@ -55,7 +55,7 @@ class OpenAIEncoder(AnswersEncoder):
         return data_event({**self._head, "object": self.names[0], "choices": choices, **extra})
 
     def _rest(self, event: Any) -> Iterator[bytes]:
-        """The events that both kinds render alike."""
+        """Render events that both kinds have in common."""
         if (prefilling := self._prefilling(event)) is not None:
             yield self._chunk(**prefilling)
         elif isinstance(event, StepReport):
@@ -75,7 +75,7 @@ class OpenAIEncoder(AnswersEncoder):
         return total([answer.done()[0] for answer in self.answers], self.n)
 
     def _chosen(self) -> list[Answer]:
-        """The answers that the body shows, in order."""
+        """The answers in the body, in order."""
         return self.answers
 
     def body(self) -> dict[str, Any]:

@@ -77,10 +77,10 @@ class ResponseEncoder:
     """Renders response objects and response event streams. One output item per block of the answer.
 
     Attributes:
-        messages: of this request alone, without the history.
-        offer: its tools.
-        store: where the response is kept; None: nowhere.
-        items: the request's input.
+        messages: Messages of this request alone, without the history.
+        offer: Its tools.
+        store: Store for the response; None: not stored.
+        items: The request's input.
     """
 
     model: str
@@ -107,9 +107,9 @@ class ResponseEncoder:
     def feed(self, event: Any) -> Iterator[bytes]:
         """What the client sees of one event."""
         if isinstance(event, Finish) and event.reason != "length" and not self._has_output():
-            yield from self.feed(TextDelta(""))  # clients look for a message, be it an empty one
+            yield from self.feed(TextDelta(""))  # clients expect a message, even an empty one
         blocks = len(self.answer.blocks)
-        # Items close before the next block joins the answer, so that the last block is always the open one.
+        # Close items before the next block is added, so that the last block is always the open one.
         if isinstance(event, (ToolCallBegin, Finish)) or self._changes_kind(event):
             yield from self._close_item("incomplete" if self._cut(event) else "completed")
         self.answer.feed(event)
@@ -195,7 +195,7 @@ class ResponseEncoder:
             yield self._item_event("response.custom_tool_call_input.done", input=free_text(block.text))
 
     def _call(self, block: Block) -> dict[str, Any]:
-        """A call as an item of the tool's own kind, without id and status."""
+        """A call as an item of the tool's kind, without id and status."""
         kind, (own, namespace) = self.offer.kind(block.name), self.offer.own(block.name)
         if kind == "local_shell":
             return {"type": "local_shell_call", "call_id": block.id, "action": shell_action(block.text)}
@@ -289,7 +289,7 @@ class ResponseEncoder:
 
 
 def _echo(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as the request had it, with the fields that clients' types expect of a function."""
+    """A tool of the request, with the fields that clients' types require."""
     if tool.get("type", "function") != "function":
         return tool
     return {"type": "function", "parameters": None, "strict": None, "description": None, **tool}

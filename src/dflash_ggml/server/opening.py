@@ -1,4 +1,4 @@
-"""The opener of the model: called in the inference thread, or sent to the engine process and called there."""
+"""Opener of the model: called in the inference thread, or sent to the engine process and called there."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .runner import Progress, Runner
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Loads the model; refuses defaults that the model cannot honour. Plain data, so that it can be pickled."""
+    """Loads the model, and refuses defaults that it does not support. Plain data, so that it can be sent."""
 
     config: EngineConfig
     cache_bytes: int
     sampling: SamplingParams
     think: str = "auto"
-    disk: Path | None = None  # folder for prefixes that outlive the process
+    disk: Path | None = None  # folder of the persistent prefix cache
     disk_bytes: int = 0
-    parallel: int = 0  # sequences decoded as a batch; 0: as the memory allows
-    chats: Mapping[str, Any] = field(default_factory=dict)  # what chats leave open, as keywords of Session
+    parallel: int = 0  # sequences per batch; 0: as memory allows
+    chats: Mapping[str, Any] = field(default_factory=dict)  # defaults of chats, as keywords of Session
 
     def __call__(self, progress: Progress) -> Runner:
         from ..engine.engine import Engine
@@ -51,8 +51,8 @@ class Opener:
                 disk=disk,
                 **self.chats,
             )
-            thinking_choice(self.think, session)  # says where there is no switch
-            with suppress(ConfigError):  # grammars are refused when they are asked for
+            thinking_choice(self.think, session)  # warns if there is no switch
+            with suppress(ConfigError):  # requests with grammars are refused
                 session.grammars.warm()
                 vetter.warm()
             return Runner(session, vetter.close)

@@ -1,4 +1,4 @@
-"""The chat page: its files, and the headers that all of them carry."""
+"""The chat page: its files and their headers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        # no text may become markup or code, whatever a model writes
+        # model output must not become markup or code
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # asked after each time: parts of two versions must not meet
+    "cache-control": "no-cache",  # always revalidate: parts of two versions must not be mixed
 }
 
 
@@ -39,5 +39,5 @@ async def _document(request: Request) -> Response:
 
 
 def page_routes() -> list[Route | Mount]:
-    """`/` and `/static`, open to everyone: the page asks for a key itself."""
+    """Routes `/` and `/static`, without authentication: the page itself prompts for a key."""
     return [Route("/", _document), Mount("/static", PageFiles(directory=STATIC))]

@@ -1,8 +1,8 @@
-"""A pipe to a process of our own: typed messages, as JSON.
+"""Pipe to a child process: typed messages, as JSON.
 
-Never pickle: the processes behind the pipe give untrusted files and texts to native code, and who reads a pickle runs
-what it says. msgspec checks what arrives, Python's `json` writes it: requests may hold integers beyond 64 bits, which
-MessagePack lacks, and biases and log-probabilities may be infinite, which strict JSON lacks.
+Never pickle: the child processes handle untrusted files and texts in native code, and unpickling runs code. msgspec
+checks received messages, Python's `json` writes them: requests may contain integers beyond 64 bits, which MessagePack
+lacks, and biases and log-probabilities may be infinite, which strict JSON lacks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-# a terminal and a service manager send them to all processes of a group
+# terminals and service managers send these to all processes of a group
 HELD_BACK = (signal.SIGINT, signal.SIGTERM)
-# CUDA does not survive a fork, so it is a fresh interpreter; the path is ours, so that the current folder is not in it
+# CUDA does not survive a fork, so start a fresh interpreter, with our path and without the current folder
 _START = (
     "import sys; from importlib import import_module; module, fd = sys.argv[1:3]; sys.path[:] = sys.argv[3:]; "
     "import_module(module).main(int(fd))"
@@ -29,16 +29,16 @@ _START = (
 
 
 def convert(data: Any, kind: Any) -> Any:
-    """JSON values as a value of a type, or of one of a union.
+    """Convert JSON values to a type, or to one of a union.
 
     Raises:
-        ValueError: They do not fit it.
+        ValueError: They do not match.
     """
     return msgspec.convert(data, kind, str_keys=True, dec_hook=lambda wanted, value: wanted(value))
 
 
 class Pipe:
-    """One end of the pipe. Any thread may send, one receives."""
+    """One end of the pipe. Any thread may send, one thread receives."""
 
     def __init__(self, end: Connection | int) -> None:
         self._connection = Connection(end) if isinstance(end, int) else end
@@ -49,7 +49,7 @@ class Pipe:
 
         Raises:
             OSError: The other end is gone.
-            TypeError: The message is no plain data.
+            TypeError: The message is not plain data.
         """
         plain = msgspec.to_builtins(message, str_keys=True, enc_hook=os.fspath)
         data = json.dumps(plain, separators=(",", ":")).encode()
@@ -61,12 +61,12 @@ class Pipe:
 
         Raises:
             EOFError, OSError: The other end is gone.
-            ValueError: What came is none of this type.
+            ValueError: The message has another type.
         """
         return convert(json.loads(self._connection.recv_bytes()), kind)
 
     def wait(self, seconds: float) -> bool:
-        """Whether a message, or the end, is there within so long."""
+        """Wait at most so long for a message or the end; returns whether there is one."""
         return self._connection.poll(seconds)
 
     def close(self) -> None:
@@ -77,8 +77,8 @@ class Pipe:
 def spawn(module: str, **options: Any) -> tuple[subprocess.Popen[bytes], Pipe]:
     """Start a fresh interpreter that calls the module's `main` with the descriptor of the pipe's other end.
 
-    SIGINT and SIGTERM stay blocked there until it says otherwise; what ends it is the end of the pipe, which the kernel
-    closes however this process ends.
+    SIGINT and SIGTERM stay blocked there until it unblocks them; it ends when the pipe is closed, which the kernel does
+    whenever this process ends.
 
     Raises:
         OSError: The process cannot be started.

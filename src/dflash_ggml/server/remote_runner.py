@@ -1,8 +1,8 @@
-"""The server's end of its engine process: a Runner whose every question goes through the pipe.
+"""The server's end of its engine process: a Runner whose calls all go through the pipe.
 
-With a tokenizer, templates and grammars of its own the server would save a round trip of some hundred microseconds per
-question, hold the vocabulary twice, and die of what it compiles. Here it has nothing of the model but what /props and
-the lists show: whatever untrusted files and texts can bring down is on the other side.
+With its own tokenizer, templates and grammars the server would save a round trip of some hundred microseconds per call, but
+hold the vocabulary twice, and could crash while compiling. So it only has the model's data for /props and the lists;
+everything that untrusted files and texts could crash is in the other process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .messages import RESULTS, About, Answer, Call, Cancel, Close, Failed, Item,
 from .pipe import convert, spawn
 from .runner import Progress
 
-POLL_SECONDS = 0.02  # between two looks at whether a request was cancelled, while nothing comes
-EXIT_SECONDS = 20.0  # to free the model's memory
-GONE_SECONDS = 5.0  # between the end of the pipe and that of the process
+POLL_SECONDS = 0.02  # interval of checks for cancellation, while nothing arrives
+EXIT_SECONDS = 20.0  # seconds to free the model's memory
+GONE_SECONDS = 5.0  # seconds between the end of the pipe and the process's exit
 
 
 class Channel:
-    """A fresh engine process: calls to it and their answers, for any number of threads."""
+    """A new engine process and the calls to it; thread-safe."""
 
     def __init__(self) -> None:
         self._process, self._pipe = spawn("dflash_ggml.server.engine_process")
@@ -49,17 +49,17 @@ class Channel:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def open(self, opener: object, progress: Progress) -> About:
         """Load the model.
 
         Returns:
-            What the process says of it.
+            The process's description of the model.
 
         Raises:
-            Exception: What loading raised there.
+            Exception: The exception of loading.
             EngineLost: The process ended.
         """
         name = f"{type(opener).__module__}:{type(opener).__qualname__}"
@@ -116,15 +116,15 @@ class Channel:
                 self._send(Cancel(number))
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
-        """Call `on_lost` with how the process ended if it ends by itself; at once if it already has."""
+        """Call `on_lost` with a description if the process ends by itself; immediately if it already has."""
         self._lost.add_done_callback(lambda lost: None if self._is_closing else on_lost(lost.result()))
 
     def kill(self) -> None:
-        """End the process by force; waiting callers fail."""
+        """Kill the process; waiting callers fail."""
         self._process.kill()
 
     def close(self, seconds: float = EXIT_SECONDS) -> None:
-        """End the process: as it should end, or after `seconds` by force."""
+        """Close the process: regularly, or after `seconds` by force."""
         self._is_closing = True
         self._send(Close())
         with suppress(subprocess.TimeoutExpired):
@@ -134,27 +134,29 @@ class Channel:
         self._pipe.close()
 
     def _send(self, message: Call | Cancel | Close) -> None:
-        with suppress(OSError):  # the reader finds out, and tells all who wait
+        with suppress(OSError):  # the reader thread notices, and notifies waiting callers
             self._pipe.send(message)
 
     def _receive(self) -> None:
-        with suppress(EOFError, OSError, ValueError, RecursionError):  # the end, or no message of ours
+        with suppress(
+            EOFError, OSError, ValueError, RecursionError
+        ):  # end of the pipe, or an invalid message
             while True:
                 answer = self._pipe.receive(Answer)
                 waiting = self._waiting.get(answer.id)
-                if waiting is not None:  # what was cancelled is not waited for
+                if waiting is not None:  # nobody waits for a cancelled call
                     waiting.put(answer)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS if self._is_closing else GONE_SECONDS)
         self.kill()
         lost = ending(self._process.wait())
-        self._lost.set_result(lost)  # first, so that no thread that learns of it takes another job
+        self._lost.set_result(lost)  # first, so that no notified thread takes another job
         for number, answers in list(self._waiting.items()):
             answers.put(Failed.of(number, EngineLost(lost)))
 
 
 def ending(code: int) -> str:
-    """How a process ended, by its exit status."""
+    """Description of a process's end, by its exit status."""
     if code >= 0:
         return f"the engine process ended with exit code {code}"
     name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
@@ -176,21 +178,21 @@ class RemoteRunner:
 
     @property
     def bos_ids(self) -> list[int]:
-        """As the tokenizer's."""
+        """See `Tokenizer.bos_ids`."""
         return list(self._about.bos_ids)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A method of the runner, or of its tokenizer, that is called there."""
+        """A method of the remote runner or its tokenizer."""
         if name not in RESULTS:
             raise AttributeError(name)
         return partial(self._channel.ask, name)
 
     def prepare(self, request: ChatRequest | CompletionRequest) -> Prepared:
-        """As the runner's; only the prompt comes back, the request is here."""
+        """See `Runner.prepare`; only the prompt is returned through the pipe."""
         return Prepared(request, *self._channel.ask("prepare", request))
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Generator[Event, None, None]:
-        """As the runner's."""
+        """See `Runner`."""
         args = Named.of(prepared.request), *prompt_of(prepared)
         with closing(self._channel.call("events", *args, cancelled=cancelled)) as answers:
             for answer in answers:
@@ -198,6 +200,6 @@ class RemoteRunner:
                     yield convert(answer.value, Named).value()
 
     def embed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32]:
-        """As the runner's."""
+        """See `Runner`."""
         [answer] = self._channel.call("embed", list(ids), cancelled=cancelled)
         return np.frombuffer(convert(answer.value, bytes), "<f4").astype(np.float32)

@@ -1,4 +1,4 @@
-"""The memory behind previous_response_id, and the paths under /v1/responses that read and empty it."""
+"""In-memory store for previous_response_id, and the routes under /v1/responses that read and delete."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """Messages of one response, input and output, behind those of the response that it continues."""
+    """Messages of one response, input and output, linked to the response that it continues."""
 
     before: _Turn | None
     messages: tuple[dict[str, Any], ...]
     items: tuple[dict[str, Any], ...]
-    size: int  # characters of the whole conversation up to here
+    size: int  # characters of the whole conversation
     body: dict[str, Any]
     given: tuple[dict[str, Any], ...]
 
 
 class ResponseStore:
-    """Conversations of stored responses by response id, in memory; beyond a bound the oldest are forgotten.
+    """Stored conversations by response id, in memory; above the limits the oldest are dropped.
 
     Args:
-        limit: Responses.
-        budget: Characters of all their conversations, where shared beginnings count every time.
+        limit: Most responses.
+        budget: Most characters of all conversations; shared prefixes count repeatedly.
     """
 
     def __init__(self, limit: int = 256, budget: int = 64 << 20) -> None:
@@ -40,7 +40,7 @@ class ResponseStore:
         self._size = 0
         self._turns: OrderedDict[str, _Turn] = OrderedDict()
         self._items: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()  # large requests are prepared beside the event loop
+        self._lock = threading.Lock()  # large requests are prepared in other threads
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -64,7 +64,7 @@ class ResponseStore:
             return self._items.get(item_id)
 
     def body(self, response_id: str) -> dict[str, Any]:
-        """A response as it was sent.
+        """The body of a response.
 
         Raises:
             ApiError: 404 when it is not known.
@@ -80,7 +80,7 @@ class ResponseStore:
         return list(self._turn(response_id).given)
 
     def delete(self, response_id: str) -> None:
-        """Forget a response; those that continued it keep its items.
+        """Delete a response; those that continue it keep its items.
 
         Raises:
             ApiError: 404 when it is not known.
@@ -99,10 +99,10 @@ class ResponseStore:
         body: dict[str, Any] | None = None,
         given: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Remember a response: messages of its own input and output, what it continued, and its output items.
+        """Store a response: messages of its own input and output, the response it continues, and its output items.
 
         Args:
-            body: As it was sent.
+            body: The body sent.
             given: The items of its input.
         """
         with self._lock:
@@ -117,7 +117,7 @@ class ResponseStore:
                 self._forget(self._turns.popitem(last=False)[1])
 
     def _forget(self, turn: _Turn) -> None:
-        """Give back what a turn that was taken out held; under the lock."""
+        """Release a removed turn's share of the budget; under the lock."""
         self._size -= turn.size
         for item in turn.items:
             self._items.pop(item["id"], None)
@@ -154,10 +154,10 @@ def input_items(given: str | Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def page(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """A list of items as clients page through it: `order` (desc unless asc), `after` (an id), `limit` (20).
+    """A page of items: `order` (desc unless asc), `after` (an id), `limit` (20).
 
     Raises:
-        ApiError: 400 for a limit that is no count, or an id that is not there.
+        ApiError: 400 for an invalid limit, or an unknown id.
     """
     ordered = items if query.get("order") == "asc" else items[::-1]
     if (after := query.get("after")) is not None:

@@ -1,4 +1,4 @@
-"""OpenAI's Responses format: validation, and its translation into chat messages."""
+"""OpenAI's Responses format: validation, and translation to chat messages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .schema import (
 )
 from .tools import flat_name
 
-SEALED = "dflash:"  # before reasoning that was handed out as encrypted_content
+SEALED = "dflash:"  # prefix of reasoning sent as encrypted_content
 
 
 class Items(Protocol):
     """Items of stored responses."""
 
     def get(self, item_id: str, /) -> dict[str, Any] | None:
-        """By id; None for one that is not known."""
+        """An item by id; None if unknown."""
         ...
 
 
@@ -43,7 +43,7 @@ class MessageItem(Echoed):
 
 
 class CallItem(Echoed):
-    """A call of an earlier answer, of any kind: arguments, input and action are the same thing in three kinds."""
+    """A call of an earlier answer, of any kind: arguments, input and action are equivalent."""
 
     call_id: str | None = None
     id: str | None = None
@@ -54,7 +54,7 @@ class CallItem(Echoed):
     action: dict[str, Any] | None = None
 
     def plain(self, kind: str, where: str) -> dict[str, Any]:
-        """As a tool call of a chat message."""
+        """The call as a tool call of a chat message."""
         name, given = self.name, self.arguments
         if kind == "custom_tool_call":
             given = {"input": self.input or ""}
@@ -92,28 +92,28 @@ CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 
 
-TOOL_LISTS = ("additional_tools", "tool_search_output")  # items that bring tools
+TOOL_LISTS = ("additional_tools", "tool_search_output")  # items with tools
 
 
 class TextFormat(JsonSchema):
-    """text.format: as chat's response_format, with the schema one level up."""
+    """text.format: like chat's response_format, with the schema one level up."""
 
     type: Literal["text", "json_object", "json_schema"]
 
     def plain(self) -> dict[str, Any] | None:
-        """As the mapping that ChatRequest.response_format takes; None for plain text."""
+        """The format for ChatRequest.response_format; None for plain text."""
         return plain_format(self.type, self.name, self.schema_, "text.format.schema")
 
 
 class TextConfig(Body):
-    """What the request says of the visible text."""
+    """Options of the visible text."""
 
     idle = {"verbosity": ("medium",)}
     format: TextFormat | None = None
 
 
 class Reasoning(Body):
-    """How much the model is to reason, and how it is summed up."""
+    """Reasoning effort and summary."""
 
     quiet = frozenset(("generate_summary", "context"))
     effort: str | None = None
@@ -122,7 +122,7 @@ class Reasoning(Body):
 
 
 class ResponsesStreamOptions(Body):
-    """What a stream has beside the answer."""
+    """Stream options."""
 
     quiet = frozenset(("include_obfuscation", "include_usage"))
 
@@ -154,7 +154,7 @@ class ResponsesBody(Body):
 
 
 def all_tools(body: ResponsesBody) -> list[dict[str, Any]]:
-    """The tools of a request: its own, and those that items of the input bring."""
+    """The tools of a request, including those in input items."""
     items = body.input if isinstance(body.input, list) else []
     found = [item.get("tools") for item in items if item.get("type") in TOOL_LISTS]
     more = [tool for tools in found if isinstance(tools, list) for tool in tools if isinstance(tool, dict)]
@@ -162,11 +162,11 @@ def all_tools(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 def chat_messages(items: str | list[dict[str, Any]], notes: Notes, known: Items) -> list[dict[str, Any]]:
-    """Input items as chat messages; neighbouring items of the assistant become one message.
+    """Input items as chat messages; consecutive items of the assistant become one message.
 
     Args:
         items: A text, or the items.
-        notes: Gets what cannot be honoured.
+        notes: Receives unsupported parts.
         known: Items of stored responses, by id.
 
     Raises:
@@ -207,12 +207,12 @@ def _take(
     elif kind in OUTPUTS:
         result = parse(CallOutputItem, item, notes, where)
         given = result.output
-        # older Codex: an object with the text in it
+        # older Codex: an object that contains the text
         given = given.get("content") if isinstance(given, dict) and "content" in given else given
         text = content_text(given, f"{where}.output", notes)
         messages.append({"role": "tool", "tool_call_id": result.call_id or result.id, "content": text})
     elif kind in TOOL_LISTS:
-        pass  # read by `all_tools`
+        pass  # handled by `all_tools`
     elif isinstance(kind, str):
         notes.leave_out(f"item of type {kind[:40]}", where)
     else:
@@ -220,9 +220,9 @@ def _take(
 
 
 def _assistant(messages: list[dict[str, Any]], key: str, value: Any) -> None:
-    """Add to the assistant's message at the end, or begin a new one."""
+    """Append to the assistant's last message, or begin a new one."""
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    # reasoning opens a new turn; text cannot follow a call within one message
+    # reasoning begins a new turn; text cannot follow a call within one message
     opens = key == "reasoning_content" and last is not None and (last["content"] or "tool_calls" in last)
     if last is None or opens or (key == "content" and "tool_calls" in last):
         last = {"role": "assistant", "content": ""}
@@ -239,12 +239,12 @@ def _thought(item: ReasoningItem, where: str, notes: Notes) -> str:
 
 
 def seal(reasoning: str) -> str:
-    """Reasoning as encrypted_content, for clients that send nothing else of it back. Encoded, not encrypted."""
+    """Reasoning as encrypted_content, for clients that only send that back. Encoded, not encrypted."""
     return SEALED + base64.b64encode(reasoning.encode("utf-8", "replace")).decode()
 
 
 def unseal(sealed: str | None) -> str | None:
-    """What `seal` was given; None for anything that is not from here."""
+    """The reasoning from `seal`; None for foreign content."""
     if sealed is None or not sealed.startswith(SEALED):
         return None
     try:
@@ -254,6 +254,6 @@ def unseal(sealed: str | None) -> str | None:
 
 
 def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation behind its instructions."""
+    """The conversation after its instructions."""
     head = [{"role": "system", "content": instructions}] if instructions else []
     return [*head, *messages]

@@ -1,4 +1,4 @@
-"""A session with its engine as a source of events for the worker thread."""
+"""Runner: a session and its engine as a source of events for the worker threads."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FILE_TYPES = _FILE_TYPES.split()
 
 
 class Runner:
-    """Owns a session's engine. `events` and `embed` are for `parallel` threads at once, `close` for one, the rest for any.
+    """Owner of a session's engine. `events` and `embed` may run in `parallel` threads, `close` in one, the rest in any.
 
-    With several slots the scheduler has a thread of its own. In a process of its own it is `remote_runner.RemoteRunner`.
+    With several slots the scheduler has its own thread. `remote_runner.RemoteRunner` is a runner in another process.
 
     Args:
-        session: the engine and its scheduler.
-        on_close: called when the engine is freed.
+        session: The engine and its scheduler.
+        on_close: Called when the engine is freed.
     """
 
     def __init__(self, session: Session, on_close: Callable[[], None] | None = None) -> None:
@@ -56,7 +56,7 @@ class Runner:
 
         Raises:
             ConfigError: The prompt cannot be rendered.
-            ContextOverflowError: It leaves no room for an answer.
+            ContextOverflowError: The prompt leaves no context for an answer.
         """
         return self.session.prepare(request)
 
@@ -86,24 +86,24 @@ class Runner:
 
         Args:
             text: The text, or its tokens.
-            truncate: Cut what is beyond the context.
+            truncate: Cut tokens beyond the context.
 
         Raises:
             ConfigError: There are none, or one is outside the vocabulary.
-            ContextOverflowError: There are too many, and they may not be cut.
+            ContextOverflowError: There are too many, without `truncate`.
         """
         if not truncate:
             return self.prepare(CompletionRequest(prompt=text)).ids
-        # what is cut off is not tokenised first; no text has so many characters a token
+        # cut before tokenising; no text has so many characters per token
         request = CompletionRequest(prompt=text[: 64 * self.n_ctx])
         return self.session.prompts.make(request).ids[: self.n_ctx]
 
     def embed(self, ids: Sequence[int], cancelled: Callable[[], bool]) -> NDArray[np.float32]:
-        """The mean of a text's hidden states, float32 [n_embd]; of use only if not cancelled meanwhile."""
+        """The mean of a text's hidden states, float32 [n_embd]; invalid if cancelled meanwhile."""
         return embed(self.session, ids, should_stop=cancelled)
 
     def info(self) -> dict[str, Any]:
-        """What /props and the lists of models tell."""
+        """Description for /props and the lists of models."""
         engine = self.session.engine
         metadata, path = engine.metadata, engine.config.model
         shapes: dict[str, tuple[int, ...]] = getattr(engine.params, "tensors", dict)()
@@ -131,12 +131,12 @@ class Runner:
         }
 
     def metadata(self) -> dict[str, Any]:
-        """The model file's keys with plain values."""
+        """The model file's scalar keys."""
         items = self.session.engine.metadata.items()
         return {key: value for key, value in items if isinstance(value, (str, int, float))}
 
     def vocabulary(self) -> dict[str, Any]:
-        """The names of special tokens, and what the tokenizer puts around a text."""
+        """The names of special tokens, and the tokens that the tokenizer adds to a text."""
         tokenizer = self.tokenizer
         names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
         ids = {name: tokenizer.special_ids.get(key) for name, key in names.items()}
@@ -144,17 +144,17 @@ class Runner:
         return {**texts, "chat_template": self.session.templates.source, "add_bos_token": tokenizer.add_bos}
 
     def skills(self) -> list[str]:
-        """What the vocabulary and the chat template can do beside plain text: insert, tools, thinking."""
+        """Capabilities of vocabulary and chat template beyond plain text: insert, tools, thinking."""
         found = ["insert"] if all(self.tokenizer.id_of(mark) is not None for mark in FILL_MARKS) else []
         try:
             template = self.session.templates.of(None)[0]
-        except ConfigError:  # the file has none
+        except ConfigError:  # the file has no template
             return found
         thinks = template.is_harmony or template.tags.think in template.source
         return found + ["tools"] * template.supports_tools + ["thinking"] * thinks
 
     def load(self) -> dict[str, float]:
-        """Sums over all steps since the start (see `Tally`), what runs and waits, and graphs: built, and kept."""
+        """Totals over all steps since the start (see `Tally`), running and waiting requests, and graphs built and cached."""
         scheduler, counts = self.session.scheduler, self.session.engine.graph_counts()
         done = {**scheduler.counts, **asdict(scheduler.tally)}
         return {**done, "graphs": counts["kept"], "built": counts["graphs"]}
@@ -163,14 +163,14 @@ class Runner:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Keep what is to outlive the process, and free the engine's memory."""
+        """Write prefixes to disk, and free the engine's memory."""
         if self._on_close is not None:
             self._on_close()
         self.session.close()
 
 
 def work(prepared: Prepared, metrics: Metrics) -> Callable[[Runner, Callable[[], bool]], Iterator[Any]]:
-    """A worker's job that answers one request and counts it."""
+    """A worker's job: answers one request and counts it."""
 
     def run(runner: Runner, cancelled: Callable[[], bool]) -> Iterator[Any]:
         with closing(runner.events(prepared, cancelled)) as events:

@@ -1,4 +1,4 @@
-"""Validation shared by the request dialects: strict types, unknown fields named, one clear message.
+"""Validation shared by the request dialects: strict types, unknown fields reported, one clear message.
 
 pydantic does the work: it is maintained, both official clients depend on it already, and its errors carry
 the path of the offending field.
@@ -21,7 +21,7 @@ M = TypeVar("M", bound="Body")
 
 
 def whole(value: Any) -> Any:
-    """A whole number as an int, also 5.0, which some languages write for 5; a list with all that are in it."""
+    """A whole number as an int, also 5.0, which some languages write for 5; also all numbers in a list."""
     if isinstance(value, list) and float in set(map(type, value)):
         return [whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
@@ -35,7 +35,7 @@ Count = Annotated[Whole, Field(ge=0)]
 Positive = Annotated[Whole, Field(ge=1)]
 Seed = Annotated[Whole, Field(ge=-1, lt=1 << 64)]
 Alternatives = Annotated[Count, Field(le=20)]
-Token = Annotated[int, Field(ge=0)]  # in a list, whose numbers are made whole at once
+Token = Annotated[int, Field(ge=0)]  # the numbers of a list are converted at once
 TokenList = Annotated[list[Token], Field(fail_fast=True), BeforeValidator(whole)]
 Tokens = Annotated[TokenList, Field(min_length=1)]
 Texts = str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, fail_fast=True)]
@@ -43,11 +43,11 @@ LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 
 
 class Body(BaseModel):
-    """Base of all request objects: no coercion between types. `parse` says what becomes of fields we do not know.
+    """Base of all request objects: no coercion between types. For unknown fields see `parse`.
 
     Attributes:
-        quiet: Names of fields that are known and never bear on the answer.
-        idle: Fields that are not honoured, with the values at which that makes no difference.
+        quiet: Known fields that never affect the answer.
+        idle: Unsupported fields, with the values that have no effect.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -56,11 +56,11 @@ class Body(BaseModel):
 
 
 class Echoed(Body):
-    """An object of the conversation, which clients send back with keys of their own; those are never noted."""
+    """An object of the conversation, which clients send back with additional keys; those are never noted."""
 
 
 class Speculation(Body):
-    """Our own additions to every generating request, under the key `dflash`."""
+    """Our own options of every generating request, under the key `dflash`."""
 
     mode: Literal["auto", "plain", "chain", "tree"] | None = None
     budget: Annotated[Whole, Field(ge=1, le=256)] | None = None
@@ -69,13 +69,13 @@ class Speculation(Body):
 
 
 class Options(Speculation):
-    """Where the answer has room for it, also a view of every decoding step."""
+    """For answers that support it, also a report of every decoding step."""
 
     return_steps: bool = False
 
 
 class SamplingFields(Body):
-    """Sampling fields of OpenAI's endpoints, and those that llama.cpp's and vLLM's servers add, under the same names."""
+    """Sampling fields of OpenAI's endpoints, and of llama.cpp's and vLLM's servers, by the same names."""
 
     quiet = QUIET_SAMPLING
     idle = IDLE_SAMPLING
@@ -100,29 +100,29 @@ class SamplingFields(Body):
     stop: str | list[str] | None = None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The sampler's options: the fields given, the server's defaults for the rest."""
+        """The sampler's options: the given fields, else the server's defaults."""
         given = {name: getattr(self, option.request or name) for name, option in OPTIONS.items()}
         if self.seed == -1:
             given["seed"] = None
         if self.logit_bias is not None:
             given["logit_bias"] = _token_keys(self.logit_bias)
         if self.repetition_penalty is not None and self.repeat_penalty is None:
-            # vLLM's name, which counts the whole text
+            # vLLM's name, which counts the prompt too
             given["repeat_penalty"] = self.repetition_penalty
             if self.repeat_last_n is None:
                 given["penalty_last_n"] = -1
         return sampling_params(defaults, **given)
 
     def arguments(self, defaults: SamplingParams, limits: Limits, param: str = "stop") -> dict[str, Any]:
-        """The arguments of a request that say how to sample and what ends the answer.
+        """The arguments of a request for sampling and stopping.
 
         Args:
-            defaults: The server's, for options that are not given.
-            limits: Those of stop strings.
+            defaults: The server's options.
+            limits: Limits of stop strings.
             param: Path of the stop strings in the request.
 
         Raises:
-            ApiError: There are too many stop strings, one is too long, or a bias is none.
+            ApiError: There are too many stop strings, one is too long, or a bias is invalid.
         """
         return {
             "sampling": self.sampling(defaults),
@@ -134,14 +134,14 @@ class SamplingFields(Body):
 
 
 def sampling_params(defaults: SamplingParams, **given: Any) -> SamplingParams:
-    """`defaults` with every option in `given` that is not None."""
+    """`defaults`, overridden by the options in `given` that are not None."""
     values = {name: getattr(defaults, name) for name in OPTIONS}
     values.update((name, value) for name, value in given.items() if value is not None)
     return SamplingParams(**values)
 
 
 def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
-    """Token ids with their biases, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban."""
+    """Biases by token id, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban."""
     tokens: dict[int, float] = {}
     for key, value in bias.items() if isinstance(bias, dict) else bias:
         token = str(whole(key))
@@ -149,9 +149,9 @@ def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
             raise bad_request(f"{key!r:.40} is not a token id", "logit_bias")
         if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise bad_request(f"{value!r:.40} is not a number", "logit_bias")
-        if abs(value) > 1e38:  # a whole number may be larger than any float
+        if abs(value) > 1e38:  # integers may overflow a float
             raise bad_request(f"{value!r:.40} is too large", "logit_bias")
-        # OpenAI documents -100 as a ban, which a finite bias cannot promise.
+        # OpenAI documents -100 as a ban, which a finite bias cannot guarantee.
         tokens[int(token)] = float("-inf") if value is False or value == -100 else float(value)
     return tokens
 
@@ -165,7 +165,7 @@ def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = ""
         where: Path of `data` in the request.
 
     Raises:
-        ApiError: 400 that names the field furthest down the request that is wrong.
+        ApiError: 400 that names the innermost wrong field.
     """
     try:
         body = model.model_validate(data)
@@ -181,7 +181,7 @@ def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = ""
 
 
 def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
-    """The path of every field in `body` that has no place in its model, and whether its value asks for anything."""
+    """The paths of unknown fields in `body`, and whether their values would have an effect."""
     if isinstance(body, Echoed):
         return
     for name, value in (body.model_extra or {}).items():
@@ -205,7 +205,7 @@ def _same(value: Any, other: Any) -> bool:
 
 def _problem(error: ValidationError, data: Any, where: str) -> ApiError:
     problems = error.errors(include_url=False, include_input=False)
-    # A union reports every alternative that failed; the deepest one is what the client meant.
+    # A union reports every failed alternative; the deepest one is most likely the intended one.
     problem = max(problems, key=lambda p: len(p["loc"]))
     path = _path(problem["loc"], data)
     path = f"{where}.{path}" if where and path else where or path
@@ -217,7 +217,7 @@ def _problem(error: ValidationError, data: Any, where: str) -> ApiError:
 
 
 def _path(loc: Sequence[int | str], data: Any) -> str:
-    """The field's path as the client wrote it: the parts of `loc` that name union members are left out."""
+    """The field's path in the request: `loc` without the names of union members."""
     path = ""
     for i, part in enumerate(loc):
         if isinstance(part, int) and isinstance(data, list):
@@ -230,7 +230,7 @@ def _path(loc: Sequence[int | str], data: Any) -> str:
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """400 for something the API knows and this server does not do."""
+    """400 for an unsupported feature of the API."""
     return bad_request(f"{param}: {why}", param, "unsupported_value")
 
 
@@ -244,14 +244,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's response_format; llama.cpp's server takes a `schema` beside the type too."""
+    """OpenAI's response_format; also llama.cpp's form with a `schema` beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     def plain(self, param: str) -> dict[str, Any] | None:
-        """As the mapping that ChatRequest.response_format takes; None for plain text."""
+        """The format for ChatRequest.response_format; None for plain text."""
         named = self.json_schema or JsonSchema()
         schema = named.schema_ if named.schema_ is not None else self.schema_
         kind = "json_schema" if self.type == "json_object" and schema is not None else self.type
@@ -261,7 +261,7 @@ class ResponseFormat(Body):
 def plain_format(
     kind: str, name: str | None, schema: dict[str, Any] | None, param: str
 ) -> dict[str, Any] | None:
-    """A response format as the session takes it, None for text; ApiError naming `param` for a missing schema."""
+    """A response format in the session's form, None for text; ApiError that names `param` for a missing schema."""
     if kind == "text":
         return None
     if kind == "json_object":

@@ -1,5 +1,5 @@
-"""Several jobs of one request: each is queued when the one before it has ended, so that other clients come between; sooner where
-slots are free and no other request waits for them."""
+"""Several jobs of one request: each is queued when the previous one has ended, so that other clients get their share; earlier if
+slots are free and no other request is waiting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from .errors import ApiError
 from .worker import Job, Worker
 
-FULL_SECONDS = 0.2  # between two tries to queue the next job where the queue is full
+FULL_SECONDS = 0.2  # interval of attempts to queue the next job if the queue is full
 
 Work = Callable[[Any, Callable[[], bool]], Iterator[Any]]
 
 
 class Series:
-    """Seen from outside one job, whose events are those of all, one job after another. The first is queued at once.
+    """Behaves like one job with the events of all, in order. The first is queued at once.
 
     Raises:
         ApiError: As submit does.
@@ -28,18 +28,18 @@ class Series:
         self._worker = worker
         self._works = deque(works)
         self._gone = False
-        self._jobs: deque[Job[Any]] = deque()  # the one that is read, and those that were queued ahead
+        self._jobs: deque[Job[Any]] = deque()  # the current job, and those queued ahead
         if self._works:
             self._jobs.append(worker.submit(client, self._works.popleft()))
 
     def cancel(self) -> None:
-        """The client is gone: end the jobs that run or wait, and queue no other."""
+        """Cancel running and waiting jobs, and queue no others."""
         self._gone = True
         for job in self._jobs:
             self._worker.abandon(job)
 
     async def batches(self) -> AsyncIterator[list[Any]]:
-        """The events of all jobs in order, as many at a time as are there.
+        """The events of all jobs in order, in batches of those available.
 
         Raises:
             ApiError: One failed or was cancelled with a reason.
@@ -60,12 +60,12 @@ class Series:
                 self._worker.abandon(job)
 
     def _queue_ahead(self) -> None:
-        """Queue another job where it would run at once and delay no other request."""
+        """Queue another job if it would run at once without delaying other requests."""
         worker = self._worker
         if self._works and not self._gone and not worker.waiting and worker.running < worker.slots:
             try:
                 self._jobs.append(worker.submit(self.client, self._works[0]))
-            except ApiError:  # its turn will come
+            except ApiError:  # try again later
                 return
             self._works.popleft()
 
@@ -76,5 +76,5 @@ class Series:
             except ApiError as error:
                 if error.code not in ("queue_full", "client_queue_full"):
                     raise
-                # what has been begun is not given up for those who came later
+                # a request in progress takes precedence over later ones
                 await asyncio.sleep(FULL_SECONDS)

@@ -1,4 +1,4 @@
-"""Supervisor of the engine process (`--supervise`): opens a runner by starting the process, again after each crash."""
+"""Supervisor of the engine process (`--supervise`): starts the process, and restarts it after a crash."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Supervised:
-    """Opens runners in processes of their own, with `opener` called there: a dataclass of plain data.
+    """Opens runners in separate processes, which call `opener`: a dataclass of plain data.
 
     Attributes:
-        tries: Processes that may die in a row while they load.
+        tries: Consecutive processes that may die while loading.
         first_wait, longest_wait: Seconds before the next start, doubled each time until a process has lived for
             `settled` seconds.
     """
@@ -31,17 +31,17 @@ class Supervised:
     first_wait: float = 0.5
     longest_wait: float = 15.0
     settled: float = 60.0
-    _deaths: int = 0  # in a row, of processes that did not live long
-    _opened_at: float | None = None  # None: none has been open yet
+    _deaths: int = 0  # consecutive short-lived processes
+    _opened_at: float | None = None  # None: none has been opened yet
     _loading: Channel | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self, progress: Progress) -> Runner:
-        """Open a runner in a process of its own.
+        """Open a runner in a new process.
 
         Raises:
-            EngineLost: `tries` processes died in a row while they loaded.
-            Exception: What loading raised, the first time.
+            EngineLost: `tries` consecutive processes died while loading.
+            Exception: The exception of loading, the first time.
         """
         if self._opened_at is not None:
             self._wait(self._opened_at)
@@ -62,7 +62,7 @@ class Supervised:
         raise AssertionError("unreachable")
 
     def abort(self) -> None:
-        """Open no more: a process that is loading is ended, a wait cut short."""
+        """Stop opening: end a loading process, and interrupt a wait."""
         self._ended.set()
         loading = self._loading
         if loading is not None:

@@ -1,8 +1,8 @@
-"""Tools of all dialects as functions that a model can call, and its calls as the client expects them back.
+"""Tools of all dialects as functions for the model, and the model's calls in the client's form.
 
-A function is offered as it is; the functions of a namespace get its name in front; a custom tool, whose input is free
-text, is a function with one string; tools whose parameters the client knows by their type (shells, editors) get the
-parameters that the type stands for. Tools that a service runs itself are left out: nothing here runs them.
+Functions are passed unchanged; functions of a namespace get its name as prefix; a custom tool with free-text input is a
+function with one string; tools declared by type (shells, editors) get that type's parameters. Tools that a service runs
+itself are left out.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ class NestedFunction(Body):
 
 
 class CustomFormat(Body):
-    """Of a custom tool's input: text, or one that a grammar describes."""
+    """Input format of a custom tool: text, or a grammar."""
 
     type: Literal["text", "grammar"] = "text"
     syntax: str | None = None
     definition: str | None = None
-    grammar: dict[str, Any] | None = None  # chat completions nest the two above
+    grammar: dict[str, Any] | None = None  # in chat completions nested in a `custom` object
 
 
 class Custom(Body):
-    """A tool whose input is text."""
+    """A tool with text input."""
 
     quiet = QUIET
     name: Name
@@ -72,7 +72,7 @@ class Namespace(Body):
 
 
 class AnthropicTool(Body):
-    """A tool that Anthropic's clients define."""
+    """A tool defined by Anthropic's clients."""
 
     quiet = QUIET | {"eager_input_streaming", "input_examples"}
     name: Name
@@ -83,7 +83,7 @@ class AnthropicTool(Body):
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A tool: its definition for the model, and the client's own name of it."""
+    """A tool: its definition for the model, and the client's name."""
 
     definition: dict[str, Any]
     own: str
@@ -92,16 +92,16 @@ class Offered:
 
     @property
     def name(self) -> str:
-        """As the model calls it."""
+        """The model's name of the tool."""
         return str(self.definition["function"]["name"])
 
 
 @dataclass(slots=True)
 class Offer:
-    """The tools of one request by the names that the model sees.
+    """The tools of one request by the model's names.
 
     Attributes:
-        dropped: Names and types of those left out.
+        dropped: Names and types of omitted tools.
     """
 
     tools: dict[str, Offered] = field(default_factory=dict)
@@ -109,11 +109,11 @@ class Offer:
 
     @property
     def definitions(self) -> tuple[dict[str, Any], ...]:
-        """The tools as a chat template takes them."""
+        """The tools in the form of chat templates."""
         return tuple(tool.definition for tool in self.tools.values())
 
     def add(self, tool: Offered, where: str, notes: Notes) -> None:
-        """Offer a tool; of two with one name the first stays."""
+        """Add a tool; of two with the same name the first is kept."""
         if tool.name in self.tools:
             if self.tools[tool.name].definition != tool.definition:
                 notes.ignore(f"{where} (a second {tool.name})")
@@ -121,12 +121,12 @@ class Offer:
         self.tools[tool.name] = tool
 
     def drop(self, kind: str, name: Any, where: str, notes: Notes) -> None:
-        """Leave a tool out."""
+        """Omit a tool."""
         notes.ignore(where if notes.strict else f"tool {kind}", "nothing here runs it")
         self.dropped.update((kind, name) if isinstance(name, str) else (kind,))
 
     def kind(self, name: str) -> Kind:
-        """How the calls of a tool go back; the model may call one that is not there."""
+        """The kind of a tool's calls; the model may call an unknown one."""
         return self.tools[name].kind if name in self.tools else "function"
 
     def own(self, name: str) -> tuple[str, str | None]:
@@ -141,7 +141,7 @@ class Offer:
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """A function's name as the model sees it."""
+    """The model's name of a function."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
@@ -193,7 +193,7 @@ def _offer_openai(
 
 
 def _free_text(custom: Custom, inside: str | None) -> dict[str, Any]:
-    """A custom tool as a function with one string, whose description carries the form of the input."""
+    """A custom tool as a function with one string, whose description includes the input format."""
     form, text = custom.format, "The whole input of the tool, as plain text."
     if form is not None and form.type == "grammar":
         inner = form.grammar or {"syntax": form.syntax, "definition": form.definition}
@@ -233,7 +233,7 @@ def offer_anthropic(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
 
 
 def choose(choice: Any, offer: Offer, notes: Notes) -> tuple[Offer, ToolChoice]:
-    """OpenAI's tool_choice, in the shape of either endpoint: the tools that remain, and the choice among them."""
+    """OpenAI's tool_choice, in either endpoint's form: the allowed tools, and the choice among them."""
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind == "allowed_tools":
@@ -263,17 +263,17 @@ def _chosen(choice: Any) -> str | None:
 def pick(
     word: Any, named: str | None, offer: Offer, notes: Notes, param: str = "tool_choice"
 ) -> tuple[Offer, ToolChoice]:
-    """The choice among the offered tools. One that was left out leaves the model its choice.
+    """The choice among the tools. A choice of an omitted tool becomes "auto".
 
     Args:
-        word: The dialect's own word for the choice.
-        named: The one tool that is to be called, which wins.
+        word: The dialect's choice.
+        named: The required tool, which takes precedence.
         offer: The tools.
-        notes: Gets what cannot be honoured.
+        notes: Receives unsupported parts.
         param: The field, for errors.
 
     Raises:
-        ApiError: The tool is not there; it names `param`.
+        ApiError: The tool is unknown; the error names `param`.
     """
     if named is not None:
         if named in offer.tools:
@@ -298,7 +298,7 @@ def pick(
 
 
 def arguments_of(text: str) -> Any:
-    """A call's arguments; of a call that max_tokens cut, what there is of them."""
+    """A call's arguments; truncated if max_tokens cut the call."""
     try:
         return from_json(well_formed_json(text) or "{}", allow_partial="trailing-strings")
     except ValueError:
@@ -306,23 +306,23 @@ def arguments_of(text: str) -> Any:
 
 
 def free_text(arguments: str) -> str:
-    """The text that a custom tool was called with, as far as it goes; what is no such call is returned as it stands."""
+    """The text input of a custom tool's call, as far as complete; other calls are returned unchanged."""
     found = arguments_of(arguments)
     text = (found.get("input") if found else "") if isinstance(found, dict) else None
     return text if isinstance(text, str) else arguments
 
 
 class FreeText:
-    """The text of a custom tool's call as it grows, in pieces."""
+    """Streams the text of a custom tool's call."""
 
     def __init__(self) -> None:
         self._n = 0
 
     def more(self, arguments: str, last: bool = False) -> str:
-        """What is new in the call's text.
+        """New text of the call.
 
         Args:
-            arguments: As far as they have come.
+            arguments: The arguments so far.
         """
         found = arguments_of(arguments)
         if not last and not (isinstance(found, dict) and isinstance(found.get("input"), str)):

@@ -1,7 +1,7 @@
-"""Threads that requests run in: one loads the engine, runs requests and frees it; where the engine has several slots, more
-threads run requests beside it, one each.
+"""Worker threads: one loads the engine, runs requests and frees it; with several slots, more threads run requests, one per
+slot.
 
-A runner that can be lost (`watch`, where the engine has a process of its own) is opened again; until then nothing waits.
+A runner that can be lost (`watch`, for an engine in another process) is reopened; until then no request waits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class _End:
 
 
 class Job(Generic[B]):
-    """One request: `work(runner, cancelled)` yields events in the worker's thread, `batches()` receives them.
+    """One request: `work(runner, cancelled)` yields events in a worker thread, `batches()` receives them.
 
-    Created in the event loop that will read it, which is woken once for all events that it has not taken yet.
+    Created in the reading event loop, which is woken once for all unread events.
     """
 
     def __init__(self, client: Hashable, work: Callable[[B, Callable[[], bool]], Iterator[Any]]) -> None:
@@ -42,35 +42,35 @@ class Job(Generic[B]):
         self.work = work
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._waiting: list[Any] = []  # events that the reader has not taken
+        self._waiting: list[Any] = []  # unread events
         self._arrived = asyncio.Event()  # the first of them
         self._cancelled = threading.Event()
         self.reason: ApiError | None = None
 
     @property
     def cancelled(self) -> bool:
-        """Whether it is to end."""
+        """Whether it was cancelled."""
         return self._cancelled.is_set()
 
     def cancel(self, reason: ApiError | None = None) -> None:
-        """Ask the job to end at its next step; `reason` is what its reader sees (None: it has no reader)."""
+        """Cancel the job at its next step; its reader gets `reason` (None: it has no reader)."""
         if not self._cancelled.is_set():
             self.reason = reason
             self._cancelled.set()
 
     def emit(self, event: Any) -> None:
-        """Hand an event to the reader; called in the worker's thread."""
+        """Pass an event to the reader; called in a worker thread."""
         with self._lock:
             self._waiting.append(event)
             is_first = len(self._waiting) == 1
         try:
             if is_first:
                 self._loop.call_soon_threadsafe(self._arrived.set)
-        except RuntimeError:  # the reader's event loop is gone, so is the reader
+        except RuntimeError:  # the reader's event loop is closed
             self.cancel()
 
     async def batches(self) -> AsyncIterator[list[Any]]:
-        """The events in order, as many at a time as are there, until the job ends.
+        """The events in order, in batches of those available, until the job ends.
 
         Raises:
             ApiError: It failed or was cancelled with a reason.
@@ -90,9 +90,9 @@ class Job(Generic[B]):
 
 
 class Worker(Generic[B]):
-    """Runs jobs in turn, as many at once as the runner has slots; `open_runner(progress)` is called first, its `close()` last.
+    """Runs queued jobs, as many at once as the runner has slots; calls `open_runner(progress)` first, its `close()` last.
 
-    on_finished gets the seconds of every job; on_failed is called when the runner could not be opened.
+    on_finished gets the seconds of every job; on_failed is called if the runner cannot be opened.
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class Worker(Generic[B]):
         self.loading: tuple[str, int, int] = ("start", 0, 0)
 
     def start(self) -> None:
-        """Start the thread; loading goes on in it."""
+        """Start the thread, which loads the model."""
         self._thread.start()
 
     def wait_ready(self, timeout: float | None = None) -> bool:
-        """Wait until the runner is open or has failed to open; re-raises that failure."""
+        """Wait until the runner is open; re-raises a failure to open it."""
         done = self._ready.wait(timeout)
         if self.failure is not None:
             raise self.failure
@@ -126,7 +126,7 @@ class Worker(Generic[B]):
 
     @property
     def ready(self) -> bool:
-        """True once requests can be taken."""
+        """Whether requests are accepted."""
         return self.runner is not None and not self._draining
 
     @property
@@ -136,17 +136,17 @@ class Worker(Generic[B]):
 
     @property
     def running(self) -> int:
-        """Requests that are being answered."""
+        """Running requests."""
         return len(self._current)
 
     @property
     def slots(self) -> int:
-        """Requests that can run at once."""
+        """Most concurrent requests."""
         return getattr(self.runner, "parallel", 1)
 
     @property
     def load(self) -> dict[str, float]:
-        """Sums over the steps of all sequences, as `Runner.load` has them; empty where only one runs at once."""
+        """Totals of `Runner.load`; empty with a single slot."""
         runner: Any = self.runner
         try:
             return dict(runner.load()) if runner is not None and self.slots > 1 else {}
@@ -154,7 +154,7 @@ class Worker(Generic[B]):
             return {}
 
     def retry_after(self) -> int:
-        """Seconds until the queue has likely moved on: the waiting jobs times their mean duration, by slots."""
+        """Estimated seconds until a place in the queue is free: waiting jobs times their mean duration, by slots."""
         return max(1, min(60, math.ceil(self._seconds * (self.waiting + self.running) / self.slots)))
 
     def require_ready(self) -> B:
@@ -201,12 +201,12 @@ class Worker(Generic[B]):
         return job
 
     def abandon(self, job: Job[B]) -> None:
-        """The job's reader is gone: forget it when it still waits, else end it at its next step."""
+        """Drop a job without reader: remove it from the queue, or cancel it at its next step."""
         job.cancel()
         self._queue.remove(job.client, job)
 
     def drain(self) -> None:
-        """Take no more jobs, refuse those that wait, let the running ones go on. Any thread may call it."""
+        """Accept no more jobs, refuse waiting ones, and let running ones continue. Thread-safe."""
         self._draining = True
         gone = shutting_down()
         for job in self._queue.close():
@@ -214,12 +214,12 @@ class Worker(Generic[B]):
             job.emit(_End(gone))
 
     def cancel_running(self) -> None:
-        """End the running jobs at their next step, with an error for their readers."""
+        """Cancel running jobs at their next step, with an error for their readers."""
         for job in list(self._current):
             job.cancel(shutting_down())
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Drain, cancel the running jobs, close the runner; True if the threads ended within `timeout` s."""
+        """Drain, cancel running jobs, and close the runner; True if the threads end within `timeout` seconds."""
         self.drain()
         self.cancel_running()
         abort = getattr(self._open, "abort", None)
@@ -264,7 +264,7 @@ class Worker(Generic[B]):
         try:
             return self._open(self._on_progress)
         except BaseException as error:  # noqa: BLE001 - reported to every caller
-            if isinstance(error, EngineLost) and self._draining:  # it was asked to end
+            if isinstance(error, EngineLost) and self._draining:  # closed intentionally
                 return None
             log.error("could not start: %s", error)
             self.failure = error
@@ -283,7 +283,7 @@ class Worker(Generic[B]):
             del job  # an idle thread must not keep the last request's buffers alive
 
     def _on_lost(self, how: str) -> None:
-        """The runner has gone by itself: refuse the jobs that wait. The runner fails its last jobs itself."""
+        """The runner was lost: refuse waiting jobs. Running jobs fail by themselves."""
         log.error("%s%s", how, "" if self._draining else "; it is started again")
         self.loading = ("restart", 0, 0)
         self.runner = None
@@ -304,7 +304,7 @@ class Worker(Generic[B]):
         events: Iterator[Any] = iter(())
         try:
             events = job.work(runner, lambda: job.cancelled)
-            # a cancelled job ends its own events within one step, after counting its usage
+            # a cancelled job ends within one step, after counting its usage
             for event in events:
                 if not job.cancelled:
                     job.emit(event)
