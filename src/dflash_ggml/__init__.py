@@ -8,7 +8,9 @@ work without the compiled binding.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's takes longer than all the rest, and Ctrl-C is answered only after this file
+TYPE_CHECKING = (
+    False  # importing typing takes longer than all the rest, and Ctrl-C is only handled after this file
+)
 
 _HOME = {
     "Llama": "llama",

@@ -1,4 +1,4 @@
-"""The one typed configuration that is passed down through the engine."""
+"""The typed configuration of the engine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SplitMode = Literal["none", "layer", "tensor"]
 DraftType = Literal["f16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0"]
 
 MAX_BUDGET = 256
-MAX_AHEAD = 16  # tokens that a prediction head drafts, each in a pass of its own
-ALL_LAYERS = 1 << 16  # more than any model has
+MAX_AHEAD = 16  # most tokens that a prediction head drafts, one pass each
+ALL_LAYERS = 1 << 16  # above any model's number of layers
 MAX_PARALLEL = 64
 FILES = ("dflash", "dflash2", "dspark")  # kinds of draft files
 DRAFTS = (*FILES, "mtp")  # kinds of draft models
-SOURCES = (*DRAFTS, "suffix")  # what `spec` may name
+SOURCES = (*DRAFTS, "suffix")  # valid names in `spec`
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,53 +30,51 @@ class EngineConfig:
     Attributes:
         model: A target GGUF.
         draft: A draft of any kind and dialect (None: without a draft model).
-        n_ctx: Context window in tokens (0: the length the target was trained for, with the embedded pair 32,768, as far as it
-            fits: on a GPU into `gpu_memory`, on the CPU into half of what is free of the host's memory).
-        gpu_memory: What may be taken of a GPU's memory, in bytes or, up to 1.0, as a part of all it has (None: what is free).
-        fa_window: Tokens that attention sees while decoding, beside the first 64 of the sequence (0: all). It CHANGES THE
-            OUTPUT: what lies between is out of sight. Prompts are prefilled with all in sight.
-        parallel: Sequences that are decoded in a batch (0: as many as leave one sequence what it would have alone). They share
-            the rows of `n_ctx` tokens, and each may come to have all.
+        n_ctx: Context window in tokens (0: the target's trained length, with the embedded pair 32,768, as far as it fits: on a
+            GPU into `gpu_memory`, on the CPU into half of the free host memory).
+        gpu_memory: Limit of GPU memory, in bytes or, up to 1.0, as a share of the total (None: what is free).
+        fa_window: Tokens that attention sees while decoding, besides the first 64 of the sequence (0: all). It CHANGES THE
+            OUTPUT: tokens in between are hidden. Prefill sees everything.
+        parallel: Sequences decoded in a batch (0: as many as cost a single sequence nothing). They share the rows of `n_ctx`
+            tokens, of which each may use all.
         n_batch: Tokens per prefill pass (0: on the CPU 256, on a GPU up to 4,096 as memory allows, fewer where they would take
-            longer than half a second and the clock may decide; see engine/batches.py).
-        n_threads: CPU threads (None: physical cores, fewer while other processes want them).
-        n_gpu_layers: 0 keeps all on the CPU, anything else takes the GPU `main_gpu` when there is one.
-        main_gpu: Number of that GPU, counted among `device`.
-        device: Names of the devices that may be used, as ggml calls them (None: all GPUs; ("none",): the CPU).
-        split_mode: layer shares the target's layers out among these devices, tensor halves every layer between two, none
-            takes one (None: layer where `device` names several or `tensor_split` is given).
-        tensor_split: In which proportions (None: by what is free).
+            longer than half a second, unless `reproducible`; see engine/batches.py).
+        n_threads: CPU threads (None: physical cores, fewer while other processes need them).
+        n_gpu_layers: 0: CPU only, anything else: the GPU `main_gpu`, if there is one.
+        main_gpu: Index of that GPU in `device`.
+        device: ggml's names of the devices to use (None: all GPUs; ("none",): the CPU).
+        split_mode: layer distributes the target's layers over these devices, tensor halves every layer between two, none
+            uses one (None: layer if `device` names several or `tensor_split` is given).
+        tensor_split: Proportions (None: by free memory).
         draft_device: The device of the draft (None: that of the target's last layers).
-        n_cpu_moe: Layers, from the first, whose experts the host's memory keeps and the CPU computes, beside a GPU for all
-            else; more than there are: all (None: none, or where a model does not fit the GPU as few as it takes).
+        n_cpu_moe: Number of first layers whose experts stay in host memory and are computed by the CPU, beside a GPU; more
+            than there are: all (None: none, or the fewest for a model to fit the GPU).
         mode: How to draft.
         budget: Tree nodes without the root.
-        candidates: Best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; of
-            DFlash2 as many as it was trained to choose from).
-        chain_seed: Put the most likely chain into the tree first.
+        candidates: Best tokens per drafted position that the tree may branch over (None: by budget, see `n_candidates`; for
+            DFlash2 the trained number).
+        chain_seed: Put the most probable chain into the tree first.
         type_k, type_v: Types of the K/V caches' keys and values; auto: f16 on a GPU, f32 on the CPU, where attention over f16
             takes twice as long. Quantised ones are rotated (see `state/rotation.py`).
-        draft_type_k, draft_type_v: Those of the draft's caches; auto: as the target's.
-        calibrate: What `auto` knows of costs when it begins. cached: what was measured when these files were first loaded
-            here, in at most 1.5 s; always: measured now; never: nothing, it learns while decoding.
-        reproducible: No decision looks at the clock: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
-        reference: CPU matmuls whose results do not depend on the batch width (slow; for exact tests). Other sums may round
-            differently, which quantised activations can carry to the next token.
-        stock: Compose our operations of ggml's own where there are kernels of them too, as devices without any do (see
-            ggml/stock.py; slow, for tests).
-        draft_found: The draft was not named but found: if unusable, a warning and plain decoding instead of an error.
-        scorer: A small model that picks the prefilled part of a long prompt (None: words do).
-        scorer_found: It was not named but found: one that cannot be used, or has no room, is left out with a warning.
-        prompt_keep: The least share of a prompt that a request may have prefilled (None: all of it), by which the scorer has
-            room for longer prompts than `n_ctx`.
-        draft_window: Tokens that the draft's window layers see, in place of the file's word (None: as the file says; see
-            `DraftFile.open`).
-        own_draft: Draft with the prediction head of the target's file, if it has one, where no draft is given.
-        draft_type: What a draft's float matrices become while they are loaded (None: as published, or, on a GPU where they
-            then do not fit, q8_0).
-        spec: Names of the sources that may draft, of SOURCES (None: all that there are). suffix is prompt lookup in the
-            sequence and in earlier outputs, which takes no model; the others are kinds of draft models.
-        draft_max: Tokens that the prediction head drafts ahead, each for a pass of its own. Other drafts have a block.
+        draft_type_k, draft_type_v: Types of the draft's caches; auto: the target's.
+        calibrate: Initial costs of `auto`. cached: as measured when these files were first loaded on this machine, in at most
+            1.5 s; always: measured now; never: none, learned while decoding.
+        reproducible: Decisions do not depend on time: `auto` is a tree of `budget` nodes on a GPU and plain on the CPU.
+        reference: CPU matmuls whose results do not depend on the batch width (slow; for exact tests). Other sums may still
+            round differently, which quantised activations can propagate to the next token.
+        stock: Compose our operations of ggml's own even if there are kernels (see ggml/stock.py; slow, for tests).
+        draft_found: The draft was found, not named: if unusable, a warning and plain decoding instead of an error.
+        scorer: A small model that selects the prefilled part of a long prompt (None: lexical scoring).
+        scorer_found: The scorer was found, not named: if unusable or too large, it is left out with a warning.
+        prompt_keep: Smallest share of a prompt that a request may keep (None: all of it); the scorer's limit is `n_ctx`
+            divided by it.
+        draft_window: Window in tokens of the draft's window layers (None: the file's; see `DraftFile.open`).
+        own_draft: Without a draft, use the prediction head of the target's file, if it has one.
+        draft_type: Type to convert a draft's float matrices to while loading (None: unchanged, or q8_0 if they do not fit a
+            GPU otherwise).
+        spec: Names of the allowed sources, of SOURCES (None: all). suffix is prompt lookup in the sequence and in earlier
+            outputs, without a model; the others are kinds of draft models.
+        draft_max: Tokens that the prediction head drafts, one pass each. Other drafts have a block.
 
     Raises:
         ConfigError: A value is out of range; it names the field.
@@ -162,7 +160,7 @@ class EngineConfig:
 
     @property
     def splits_layers(self) -> bool:
-        """Whether layers are shared out among several devices."""
+        """Whether layers are distributed over several devices."""
         if self.split_mode is not None:
             return self.split_mode == "layer"
         return len(self.device or ()) > 1 or self.tensor_split is not None
@@ -172,13 +170,13 @@ class EngineConfig:
         return self.spec is None or source in self.spec
 
     def names(self, source: str) -> bool:
-        """Whether a source was asked for by name."""
+        """Whether `spec` names a source."""
         return self.spec is not None and source in self.spec
 
     @property
     def prompt_lookup(self) -> bool:
-        """Whether text that stood before is drafted from. What it is depends on what was written before, and widths on it: where
-        results must be reproducible it is left out, like where decoding is plain."""
+        """Whether prompt lookup drafts. Its candidates, and so the widths, depend on earlier outputs: it is off with
+        `reproducible`, and in plain decoding."""
         return (
             self.wants("suffix")
             and not self.reproducible
@@ -187,12 +185,12 @@ class EngineConfig:
 
     @property
     def draft_cache_types(self) -> dict[str, CacheType]:
-        """The types that the draft's caches were asked to have, by field."""
+        """The configured types of the draft's caches, by field."""
         return {"draft_type_k": self.draft_type_k, "draft_type_v": self.draft_type_v}
 
     @property
     def names_prompt_lookup(self) -> bool:
-        """Whether prompt lookup was asked for by name: then a mode that drafts needs no model."""
+        """Whether `spec` names prompt lookup: then a mode that drafts needs no model."""
         return self.prompt_lookup and self.spec is not None
 
     @property

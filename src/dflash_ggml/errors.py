@@ -15,7 +15,7 @@ class ContextOverflowError(DflashError, ValueError):
     """The tokens do not fit the context window.
 
     Args:
-        n_prompt, n_ctx: Tokens of the prompt, and tokens that fit, where known.
+        n_prompt, n_ctx: Tokens of the prompt, and tokens that fit, if known.
     """
 
     def __init__(self, message: str, n_prompt: int | None = None, n_ctx: int | None = None) -> None:
@@ -41,7 +41,7 @@ class NoRoomError(DeviceError):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error to report: one that is no Exception, such as the panic of a library, wrapped in a DflashError."""
+    """The error to report: one that is not an Exception, such as a library's panic, is wrapped in a DflashError."""
     if isinstance(error, Exception):
         return error
     wrapped = DflashError(f"{type(error).__name__}: {error}")

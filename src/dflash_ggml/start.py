@@ -49,10 +49,10 @@ def train() -> int:
 
 
 def start(module: str, command: str) -> int:
-    """The exit code of `main` in this module of ours; 130 and not a word where Ctrl-C ends it.
+    """Run `main` of a module; returns its exit code, or silently 130 for Ctrl-C.
 
-    An import cannot be left cleanly: there Ctrl-C ends the process at once, and so it does when main has returned. A
-    SIGINT that is ignored, as in a background job of a shell, stays ignored. 1 and a line where what is compiled does not load.
+    An import cannot be interrupted cleanly: there, and after main has returned, Ctrl-C ends the process at once. An ignored
+    SIGINT, as in a shell's background job, stays ignored. If the compiled binding does not load: 1, and one line.
     """
     handler = _signal.getsignal(_signal.SIGINT)
     mine = handler is _signal.default_int_handler
@@ -87,4 +87,4 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            continue  # full, closed or none: the interpreter will say it
+            continue  # full, closed or missing: reported by the interpreter

@@ -1,1 +1,1 @@
-"""Commands for the terminal: dflash-run, dflash-chat, dflash-doctor, dflash-convert, dflash-train, their options and reports."""
+"""Command-line programs: dflash-run, dflash-chat, dflash-doctor, dflash-convert, dflash-train, their options and reports."""

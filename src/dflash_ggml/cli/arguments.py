@@ -90,17 +90,17 @@ _DECODING = f"""
 --no-calibrate | do not measure pass times at the first start; auto then learns them while decoding
 --reproducible | no decision depends on timing: auto is a tree of --budget nodes on a GPU, plain on the CPU
 """
-# of these and of the sampler's, what `--help` shows where it does not show all
+# options shown by `--help`; `--help-all` shows all
 USUAL = (
     "-m -md -hf -hfd --list-pairs -c --gpu-memory -t -ngl --mode --budget --temp --top-k --top-p --min-p -s"
 )
 
 
 def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
-    """Add --version and the options that `engine_config` reads; names follow llama.cpp where it has one.
+    """Add --version and the options that `engine_config` reads, with llama.cpp's names where it has one.
 
     Args:
-        n_ctx: The context where none is asked for, in tokens (0: as trained).
+        n_ctx: Default context in tokens (0: as trained).
     """
     parser.add_argument("--version", action=Version, nargs=0, help="print the version and exit")
     names = " or ".join(model.name for model in NAMED)
@@ -134,10 +134,10 @@ def add_model_options(parser: argparse.ArgumentParser, n_ctx: int = 0) -> None:
 
 
 def memory_size(text: str) -> int | float:
-    """Bytes from 23GiB or 23G (2^30 each), 24GB (10^9 each) or a number; from 90% the part 0.9.
+    """Parse 23GiB or 23G (2^30 each), 24GB (10^9 each) or a number as bytes; 90% as the share 0.9.
 
     Raises:
-        ArgumentTypeError: It is no size.
+        ArgumentTypeError: It is not a size.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:(%)|([KMGT]?)(B?|iB))", text.strip(), re.IGNORECASE)
     if found is None:
@@ -155,7 +155,7 @@ def memory_size(text: str) -> int | float:
 
 
 def gpu_layers(text: str) -> int:
-    """A number of layers; "all" and "auto" are -1, as without the option.
+    """A number of layers; "all" and "auto" are -1, the default.
 
     Raises:
         ValueError: It is no number.
@@ -164,16 +164,16 @@ def gpu_layers(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Names between commas."""
+    """Comma-separated names."""
     return tuple(name for name in map(str.strip, text.split(",")) if name)
 
 
 def _parts(text: str) -> tuple[float, ...]:
-    """Numbers between commas or slashes. Raises ValueError."""
+    """Numbers separated by commas or slashes. Raises ValueError."""
     return tuple(float(part) for part in text.replace("/", ",").split(","))
 
 
-# llama.cpp's names of what may draft
+# llama.cpp's names of sources
 _LLAMA_SOURCES = {
     "draft-dflash": ("dflash", "dflash2"),
     "draft-dspark": ("dspark",),
@@ -183,7 +183,7 @@ _LLAMA_SOURCES = {
 
 
 def _sources(text: str) -> tuple[str, ...]:
-    """The names that --spec was given, ours or llama.cpp's."""
+    """The names in --spec, ours or llama.cpp's."""
     found: dict[str, None] = {}
     for name in map(str.strip, text.split(",")):
         if name in SOURCES:
@@ -198,7 +198,7 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def token_limit(text: str) -> int | None:
-    """The most tokens of an answer; None for -1 (and llama.cpp's -2): as many as the context holds."""
+    """Limit of an answer's tokens; None for -1 (and llama.cpp's -2): until the context is full."""
     limit = int(text)
     if limit in (-1, -2):
         return None
@@ -208,7 +208,7 @@ def token_limit(text: str) -> int | None:
 
 
 def file_metadata(model: Path) -> Mapping[str, Any]:
-    """The keys of a model file that is not loaded yet; none for a bad file, of which loading will tell."""
+    """The keys of a model file before loading; empty for a bad file, which loading will report."""
     try:
         with GGUFFile(model) as file:
             return file.metadata
@@ -217,7 +217,7 @@ def file_metadata(model: Path) -> Mapping[str, Any]:
 
 
 def warn_of_threads(n_threads: int | None) -> None:
-    """Say that more threads were asked for than there are cores; what cannot be is refused elsewhere."""
+    """Warn if there are more threads than cores; invalid values are refused elsewhere."""
     from ..ggml.device import physical_cores
 
     cores = physical_cores()
@@ -229,13 +229,13 @@ def warn_of_threads(n_threads: int | None) -> None:
         )
 
 
-# options that the engine's configuration has under the same name
+# options with the same name in the engine's configuration
 _SAME = """gpu_memory fa_window main_gpu device tensor_split n_cpu_moe mode budget candidates chain_seed reproducible
     draft_window draft_type spec prompt_keep"""
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Fetch what the hub holds, find the draft, and put the options together.
+    """Fetch models from the hub, find the draft, and build the configuration.
 
     Raises:
         HubError: A model cannot be fetched.
@@ -251,7 +251,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         raise ConfigError("give one draft only: -md or -hfd")
     if args.model is not None and looks_like_repository(args.model):
         args.hf_repo, args.model = args.model, None
-    # all that can be refused at once is, before gigabytes are fetched
+    # check everything possible before fetching gigabytes
     target_spec = None if args.hf_repo is None else RepoSpec.parse(args.hf_repo)
     draft_spec = None if args.hf_repo_draft is None else RepoSpec.parse(args.hf_repo_draft)
     by_name = None if args.model is None or Path(args.model).exists() else find_named(args.model)
@@ -308,7 +308,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _existing(flag: str, name: str) -> Path:
-    """The path that was given with this flag. Raises ConfigError."""
+    """The path of an option. Raises ConfigError."""
     if not name:
         raise ConfigError(f"{flag}: the name is empty")
     path = Path(name)
@@ -318,7 +318,7 @@ def _existing(flag: str, name: str) -> Path:
 
 
 def _scorer_beside(model: Path) -> Path | None:
-    """The scorer in the target's folder, or a warning that there is none."""
+    """The scorer in the target's folder; warns if there is none."""
     from ..engine.scorer import USUAL, scorer_beside  # needs the compiled binding
 
     found = scorer_beside(model)
@@ -330,8 +330,8 @@ def _scorer_beside(model: Path) -> Path | None:
 
 
 def _beside(model: Path, mode: str) -> Path | None:
-    """The draft in the target's folder, or a warning that there is none. Of a bad target loading will tell."""
-    from ..drafts.beside import draft_beside  # what knows drafts needs the compiled binding
+    """The draft in the target's folder; warns if there is none. Loading reports a bad target."""
+    from ..drafts.beside import draft_beside  # imported here, since it needs the compiled binding
 
     try:
         found = draft_beside(model)

@@ -1,6 +1,6 @@
-"""`dflash-chat`: talk to a model in the terminal. Model text on stdout, notes and progress on stderr.
+"""`dflash-chat`: conversation with a model in the terminal. Model output on stdout, notes and progress on stderr.
 
-Line editing and history come from the standard library's readline: nothing to install.
+Line editing and history use the standard library's readline.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
 def read_message(read: Callable[[str], str]) -> str:
     """One input: a line, lines joined by a trailing backslash, or a text between triple quotes.
 
-    read(prompt) gives a line without its end; EOFError passes through.
+    read(prompt) returns a line without its end; EOFError passes through.
     """
     line = read("> ")
     if line.strip() == FENCE or (line.lstrip().startswith(FENCE) and line.count(FENCE) == 1):
@@ -77,7 +77,7 @@ def read_message(read: Callable[[str], str]) -> str:
         while FENCE not in (line := read("… ")):
             lines.append(line)
         head, _, tail = line.partition(FENCE)
-        lines.append((head + tail).rstrip())  # what follows on the line belongs to the message, too
+        lines.append((head + tail).rstrip())  # the rest of the line belongs to the message too
         return "\n".join(lines).strip("\n")
     if line.strip().startswith(FENCE) and line.strip().endswith(FENCE) and line.count(FENCE) == 2:
         return line.strip()[len(FENCE) : -len(FENCE)]
@@ -89,7 +89,7 @@ def read_message(read: Callable[[str], str]) -> str:
 
 
 def talk(conversation: Conversation, read: Callable[[str], str], keyboard: Keyboard) -> None:
-    """Read and answer until the end of input or /quit. Ctrl-C drops the line being written."""
+    """Read and answer until the end of input or /quit. Ctrl-C discards the current line."""
     while True:
         try:
             message = read_message(read)
@@ -108,7 +108,7 @@ def talk(conversation: Conversation, read: Callable[[str], str], keyboard: Keybo
 
 @contextmanager
 def stopping(conversation: Conversation, keyboard: Keyboard) -> Iterator[None]:
-    """While an answer runs, Ctrl-C stops it; a second one, if it still does not end, leaves the program."""
+    """Context in which Ctrl-C stops the running answer, and a second one exits."""
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
         if conversation.stop_asked:
@@ -134,7 +134,7 @@ def read_line(prompt: str) -> str:
 
 
 def _saved(name: str) -> Save:
-    """What --load names. Raises ConfigError."""
+    """The conversation of --load. Raises ConfigError."""
     try:
         return read_save(name)
     except OSError as error:
@@ -142,15 +142,15 @@ def _saved(name: str) -> Save:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model and talk; returns the exit code."""
-    sampling_params(args)  # a bad value is refused before anything is loaded
+    """Load the model and run the conversation; returns the exit code."""
+    sampling_params(args)  # check values before loading
     save = None if args.load is None else _saved(args.load)
     config = engine_config(args)
     warn_of_threads(args.threads)
     meter, keyboard = Meter(sys.stderr), Keyboard()
-    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are not UTF-8 are reported and not fatal
+    if isinstance(sys.stdin, io.TextIOWrapper):  # report bytes that are not UTF-8, without exiting
         sys.stdin.reconfigure(errors="surrogateescape")
-    for name in (signal.SIGTERM, signal.SIGHUP):  # the terminal is left in order, and the history kept
+    for name in (signal.SIGTERM, signal.SIGHUP):  # restore the terminal, and keep the history
         signal.signal(name, lambda signum, frame: sys.exit(128 + signum))
     with meter, contextlib.ExitStack() as loaded:
         with keyboard.quiet():

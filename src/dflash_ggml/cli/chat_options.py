@@ -1,5 +1,4 @@
-"""Command-line options of conversations: template, thinking; and of the texts that a command asks for: where they end, what binds
-them."""
+"""Command-line options of conversations (template, thinking) and of generated text (stop strings, constraints)."""
 
 from __future__ import annotations
 
@@ -20,7 +19,12 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 THINKING = {"on": True, "off": False, "auto": None}
-FORMATS = ("auto", "deepseek", "none", "deepseek-legacy")  # of thoughts in answers, by llama.cpp's names
+FORMATS = (
+    "auto",
+    "deepseek",
+    "none",
+    "deepseek-legacy",
+)  # formats of reasoning in answers, by llama.cpp's names
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +70,7 @@ def add_text_options(add: Callable[..., Any]) -> None:
 
 
 def session_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What requests leave open, as keywords of `Session`, but for whether to think."""
+    """Defaults of requests, as keywords of `Session`, without thinking."""
     level = args.reasoning_effort
     effort = {} if level in (None, "default") else {"reasoning_effort": level}
     found = {
@@ -80,13 +84,13 @@ def session_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def text_options(args: argparse.Namespace) -> dict[str, Any]:
-    """What a request says of the text, as its keywords."""
+    """Keywords of a request for stop strings and constraints."""
     names = ("ignore_eos", "grammar", "prompt_keep")
     return {"stop": tuple(args.stop), **{name: getattr(args, name) for name in names}}
 
 
 def thinking_choice(word: str, session: Session) -> bool | None:
-    """What --think asks for; says so where the model's chat template knows no switch."""
+    """The value of --think; warns if the model's chat template has no switch."""
     choice = THINKING[word]
     if choice is not None and not session.can_switch_thinking:
         log.warning("--think %s: this model's chat template knows no such switch, the model decides", word)
@@ -94,7 +98,7 @@ def thinking_choice(word: str, session: Session) -> bool | None:
 
 
 def file_text(name: str) -> str:
-    """What a file holds."""
+    """The text of a file."""
     try:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -106,7 +110,7 @@ def _in_file(read: Callable[[str], Any], name: str) -> Any:
 
 
 def _template(text: str) -> str:
-    """A template from itself or from a name."""
+    """A template, given as text or by name."""
     try:
         return text if "{" in text else named_template(text)
     except ConfigError as error:

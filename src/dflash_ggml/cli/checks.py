@@ -1,4 +1,4 @@
-"""Verdicts of `dflash-doctor`: facts in, a line out. Nothing here looks at the machine."""
+"""Verdicts of `dflash-doctor`: pure functions from facts to lines."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..state.memory import MARGIN, MIB, MemoryPlan
 from .wording import count
 
-if TYPE_CHECKING:  # what is compiled may be what does not load
+if TYPE_CHECKING:  # no imports of the binding, which may fail to load
     from ..policy.break_even import BreakEven
 
 Verdict = Literal["ok", "note", "bad"]
 
-# instruction sets that matter for speed: what /proc/cpuinfo calls them, and what ggml does
+# instruction sets relevant for speed: names in /proc/cpuinfo, and ggml's
 _SETS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512"}
 _SETS |= {"avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16", "amx_int8": "AMX_INT8"}
 _REBUILD = "build it here: make build, or pip install --force-reinstall --no-deps ."
 _WITH_CUDA = "build with it: pip install . -C cmake.define.GGML_CUDA=ON"
-_HARDLY = 1.2  # tokens per drafted step below which a draft does next to nothing
+_HARDLY = 1.2  # tokens per drafted step below which a draft is nearly useless
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line: what was looked at, the verdict, what was found, and what to do about it.
+    """One line: subject, verdict, finding, and advice.
 
     Attributes:
-        data: The same, for JSON.
+        data: The finding, for JSON.
     """
 
     topic: str
@@ -40,7 +40,7 @@ class Check:
 def build_check(
     version: str, ggml: str, patches: int, backends: Sequence[str], features: Sequence[str]
 ) -> Check:
-    """The binding: versions, patches, backends, and what its CPU kernels were compiled for."""
+    """The binding: versions, patches, backends, and instruction sets of its CPU kernels."""
     data = {"version": version, "ggml": ggml, "patches": patches, "backends": list(backends)}
     data |= {"cuda": "CUDA" in backends, "features": list(features)}
     text = f"dflash-ggml {version}, ggml {ggml} with {patches} patches, backends: {', '.join(backends)}"
@@ -50,12 +50,12 @@ def build_check(
 
 
 def no_binding(why: str) -> Check:
-    """The binding cannot be loaded, or is not of these Python files."""
+    """The binding cannot be loaded, or does not match these Python files."""
     return Check("build", "bad", f"the compiled binding does not load: {why}", _REBUILD)
 
 
 def cpu_check(features: Sequence[str], cpu_flags: Iterable[str]) -> Check:
-    """Whether the kernels use what this CPU has; `cpu_flags` as in /proc/cpuinfo, none where there is no such file."""
+    """Whether the kernels use this CPU's instruction sets; `cpu_flags` as in /proc/cpuinfo, empty without that file."""
     text = f"CPU kernels compiled for {', '.join(features) or 'the plainest CPU'}"
     unused = [name for flag, name in _SETS.items() if flag in set(cpu_flags) and name not in features]
     if unused:
@@ -65,10 +65,10 @@ def cpu_check(features: Sequence[str], cpu_flags: Iterable[str]) -> Check:
 
 
 def threads_check(n_threads: int, cores: int, load: float) -> Check:
-    """Threads against cores that this process may use, and against what else runs.
+    """Threads compared with available cores and the system's load.
 
     Args:
-        load: Runnable tasks on average.
+        load: Mean number of runnable tasks.
     """
     data = {"n_threads": n_threads, "cores": cores, "load": load}
     text = f"{count(n_threads, 'thread')} on {count(cores, 'core')}, load average {load:.1f}"
@@ -83,7 +83,7 @@ def threads_check(n_threads: int, cores: int, load: float) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class SeenDevice:
-    """A device as ggml lists it; memory in bytes."""
+    """A device as listed by ggml; memory in bytes."""
 
     name: str
     description: str
@@ -99,12 +99,12 @@ def device_checks(
     main_gpu: int,
     sharing: Sequence[str] = (),
 ) -> list[Check]:
-    """Each device, whether it is used and why or why not.
+    """A line per device: whether it is used, and why.
 
     Args:
-        backends: Those of the build.
-        driver: What is wrong with the NVIDIA driver, "" if nothing is, None where there is none.
-        sharing: Names of the GPUs that share the layers, none where one has all.
+        backends: Backends of the build.
+        driver: Problem of the NVIDIA driver, "" for none, None without a driver.
+        sharing: Names of the GPUs that share the layers, empty if one has all.
     """
     found, cuda = [], "CUDA" in backends
     others = [name for name in backends if name not in ("CPU", "CUDA")]
@@ -167,7 +167,7 @@ def device_checks(
 
 
 def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
-    """What the backend of the device `name` has no kernels of; None where there is nothing."""
+    """Operations that the backend of device `name` composes; None if there are none."""
     if not lacking:
         return None
     text = f"{name} composes of ggml's operations: {', '.join(lacking)}"
@@ -177,11 +177,11 @@ def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
 
 
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:
-    """The memory plan against what is free. On the CPU weights stay in the file's mapping, and caches grow as they are
+    """The memory plan compared with free memory. On the CPU weights stay in the file's mapping, and caches grow as they are
     used.
 
     Args:
-        layers: Whose experts the host could keep, so that all else fits; 0 where that does not help.
+        layers: Number of layers whose experts must go to the host for the rest to fit; 0 if that does not help.
     """
     data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
     data["kept"] = asdict(plan.kept) if plan.kept else None
@@ -204,7 +204,7 @@ def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) ->
 def costs_check(
     points: Sequence[tuple[str, int, float]], context: int, steps: list[BreakEven], device: str
 ) -> Check:
-    """What passes cost, as (kind, columns, milliseconds) behind `context` tokens, and where drafting begins to pay there."""
+    """Pass costs, as (kind, columns, milliseconds) at `context` tokens, and where drafting begins to pay."""
     if not points:
         return Check("costs", "note", "no pass has been measured", "leave --no-calibrate away")
     wide = ("verify", "draft")
@@ -226,11 +226,11 @@ def costs_check(
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What decoding for a while gave.
+    """Results of a short decoding test.
 
     Attributes:
         drafted: Steps that drafted.
-        drafted_tokens: The tokens that those gave.
+        drafted_tokens: Tokens that those emitted.
     """
 
     tokens: int
@@ -250,7 +250,7 @@ class Speed:
 
 
 def speed_checks(plain: Speed, auto: Speed | None) -> list[Check]:
-    """Plain decoding, and `auto` against it; None without a draft."""
+    """Speed of plain decoding, and `auto` compared with it; None without a draft."""
     if not plain.tokens or (auto is not None and not auto.tokens):
         text = "the context ends before anything can be timed"
         return [Check("decoding", "note", text, "-c 512 or more, to see how fast decoding is")]
@@ -277,6 +277,6 @@ def speed_checks(plain: Speed, auto: Speed | None) -> list[Check]:
 
 
 def failed(topic: str, error: BaseException, advice: str) -> Check:
-    """Something that was tried and broke; the errors of the package say themselves what to do."""
+    """A failed check; the package's errors include advice."""
     text = " ".join(str(error).split()) or type(error).__name__
     return Check(topic, "bad", text, advice)

@@ -1,4 +1,4 @@
-"""Parts common to all commands: closed streams, the log on stderr, and errors as one line and an exit code."""
+"""Common parts of all commands: closed streams, the log on stderr, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def run_command(
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
 ) -> int:
-    """Read the arguments and run; the exit code is that of `run`, or 1 failed, 2 bad option or file, 130 interrupted.
+    """Parse the arguments and run; returns the exit code of `run`, or 1 failed, 2 bad option or file, 130 interrupted.
 
-    The parser has `--verbose`.
+    The parser must have `--verbose`.
     """
     if not can_write(name):
         return 1

@@ -1,4 +1,4 @@
-"""`dflash-doctor`: what was built, what this machine has, whether the files fit, and a second of decoding; a verdict a line."""
+"""`dflash-doctor`: checks build, machine, model files and memory, and decodes for a second; one verdict per line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.slot import Slot
 
-SECONDS = 0.5  # of decoding in each mode
+SECONDS = 0.5  # seconds of decoding in each mode
 PROMPT = "def fibonacci(n):\n"
 _SHOWN = ("topic", "verdict", "text", "advice")
 _BROKEN = (DflashError, OSError, MemoryError)
@@ -49,9 +49,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def examine(args: argparse.Namespace) -> Iterator[Check]:
-    """All checks, as they are made; what depends on a failed one is left out."""
+    """Yield all checks; those that depend on a failed one are left out."""
     try:
-        from ..decode import native  # noqa: F401 - only whether it loads
+        from ..decode import native  # noqa: F401 - only checks that it loads
         from ..ggml import bindings, device
     except (ImportError, AttributeError) as error:  # AttributeError: a binding built from other sources
         yield made.no_binding(" ".join(str(error.__cause__ or error).split()))
@@ -90,7 +90,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
 
 
 def sharing(args: argparse.Namespace, seen: Sequence[SeenDevice]) -> tuple[str, ...]:
-    """Names of the GPUs that the options let share the layers; none where one has them all."""
+    """Names of the GPUs that share the layers by the options; empty if one has all."""
     names = {name.lower() for name in args.device or ()}
     named = [d.name for d in seen if d.is_gpu and (not names or d.name.lower() in names)]
     if args.split_mode == "none" and names:
@@ -100,14 +100,14 @@ def sharing(args: argparse.Namespace, seen: Sequence[SeenDevice]) -> tuple[str, 
 
 
 def examine_files(config: EngineConfig) -> Iterator[Check]:
-    """Both files, whether they fit each other, and the memory that they will take."""
+    """Check both files, whether they match, and their memory needs."""
     from ..drafts.registry import open_chosen, open_draft
     from ..engine.loading import read_tokenizer
     from ..files.gguf import GGUFFile
     from ..models.registry import read_target
 
     target = draft = file = None
-    is_found = config.draft_found and config.mode == "auto"  # its faults make decoding plain
+    is_found = config.draft_found and config.mode == "auto"  # with a bad draft, decoding is plain
     advice = "name another file, or fetch or convert this one again"
     try:
         file = GGUFFile(config.model)
@@ -121,7 +121,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
     except _BROKEN as error:
         target = None
         yield failed("target", error, advice)
-    is_own = config.draft is None  # of the target's own file, if it has one
+    is_own = config.draft is None  # the prediction head of the target's file, if it has one
     try:
         if file is not None and target is not None:
             draft, notes = open_chosen(config, file, target)
@@ -159,7 +159,7 @@ def examine_files(config: EngineConfig) -> Iterator[Check]:
 
 
 def examine_scorer(config: EngineConfig, file: Any) -> tuple[list[Check], Any]:
-    """What chooses the part of a prompt that is prefilled, where that may be a part; and its open file, if it has one."""
+    """Check the prompt scorer, if prompts may be shortened; also its open file, if it has one."""
     from ..engine.scorer import ScorerSource
 
     if config.prompt_keep is None:
@@ -182,7 +182,7 @@ def no_draft(config: EngineConfig, has_target: bool) -> Check:
     """The check for a pair without a draft model.
 
     Args:
-        has_target: The target can be read.
+        has_target: Whether the target can be read.
     """
     from ..drafts.beside import NAME_ONE, draft_beside
 
@@ -199,7 +199,7 @@ def no_draft(config: EngineConfig, has_target: bool) -> Check:
 
 
 def left_out(error: BaseException) -> Check:
-    """A draft that was found, not named, and that cannot be used."""
+    """Line for an unusable draft that was found, not named."""
     text = f"no draft, decoding is plain: {' '.join(str(error).split())}"
     return Check("draft", "note", text, "name another one with -md or -hfd")
 
@@ -207,7 +207,7 @@ def left_out(error: BaseException) -> Check:
 def examine_memory(
     config: EngineConfig, file: Any, target: Any, draft: Any, scorer: Any = None
 ) -> Iterator[Check]:
-    """The memory plan on the device that would be used."""
+    """Check the memory plan on the device to be used."""
     from ..engine.kv_types import SMALLER
     from ..engine.memory_planner import Opened, fitting_needs
     from ..engine.placement import as_computed, choose_device
@@ -237,7 +237,7 @@ def examine_memory(
 
 
 def examine_decoding(config: EngineConfig) -> Iterator[Check]:
-    """Load, decode for a while in each mode, and tell what passes cost."""
+    """Load, decode for a while in each mode, and report pass costs."""
     from ..engine.engine import Engine
     from ..policy.break_even import break_even
 
@@ -259,7 +259,7 @@ def examine_decoding(config: EngineConfig) -> Iterator[Check]:
 
 
 def decode(slot: Slot, mode: Any, seconds: float = SECONDS) -> Speed:
-    """Decode greedily for so long, after steps that build what later ones reuse."""
+    """Decode greedily for so long, after warm-up steps."""
     from ..decode.sampling import Sampler
 
     began = tokens = drafted = drafted_tokens = 0.0
@@ -271,7 +271,7 @@ def decode(slot: Slot, mode: Any, seconds: float = SECONDS) -> Speed:
     with closing(slot.generate(sampler, mode=mode, stop=lambda token: False)) as steps:
         for step in steps:
             now = time.perf_counter()
-            if not began:  # the prompt's own step, and some that build graphs
+            if not began:  # the prefill step, and some that build graphs
                 began = now if now - first > seconds / 5 else 0.0
                 continue
             tokens += len(step.tokens)
@@ -285,7 +285,7 @@ def decode(slot: Slot, mode: Any, seconds: float = SECONDS) -> Speed:
 
 
 def known_costs(engine: Engine, context: int) -> list[tuple[str, int, float]]:
-    """What `engine.costs` knows of passes behind `context` tokens: (kind, columns, milliseconds)."""
+    """Known pass costs at `context` tokens: (kind, columns, milliseconds)."""
     widths = sorted({*range(1, 9), *range(16, engine.passes.max_width + 1, 8)})
     asked = [("plain", 1), *(("verify", w) for w in widths), *(("draft", w) for w in widths)]
     asked += [("commit", 1), ("host", 1)]
@@ -294,7 +294,7 @@ def known_costs(engine: Engine, context: int) -> list[tuple[str, int, float]]:
 
 
 def cpu_flags() -> list[str]:
-    """Flags of the first CPU in /proc/cpuinfo; none where there is no such file or line."""
+    """Flags of the first CPU in /proc/cpuinfo; empty without such a file or line."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -303,7 +303,7 @@ def cpu_flags() -> list[str]:
 
 
 def nvidia_driver() -> str | None:
-    """What is wrong with the NVIDIA driver, "" if nothing is, None where there is none."""
+    """Problem of the NVIDIA driver, "" for none, None without a driver."""
     try:
         code = ctypes.CDLL("libcuda.so.1").cuInit(0)
     except (OSError, AttributeError):
@@ -312,13 +312,13 @@ def nvidia_driver() -> str | None:
 
 
 def line(check: Check) -> str:
-    """A check for people; what to do stands on a line of its own."""
+    """A check as text; advice is on a separate line."""
     shown = f"{check.verdict:5} {check.topic:9} {check.text}"
     return f"{shown}\n{'':16}-> {check.advice}" if check.advice and check.verdict != "ok" else shown
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Exit codes: 0 nothing is bad, 1 something is or cannot be written, 2 bad option, 130 interrupted."""
+    """Entry point. Exit codes: 0 nothing is bad, 1 something is bad or output failed, 2 bad option, 130 interrupted."""
     if not can_write("dflash-doctor"):
         return 1
     args = build_parser().parse_args(argv)
@@ -328,7 +328,7 @@ def main(argv: list[str] | None = None) -> int:
         for check in examine(args):
             checks.append(check)
             if not args.json:
-                write_out(line(check) + "\n", "surrogateescape")  # names of files may be any bytes
+                write_out(line(check) + "\n", "surrogateescape")  # file names may be arbitrary bytes
         is_bad = any(check.verdict == "bad" for check in checks)
         if args.json:
             shown = [{name: getattr(c, name) for name in _SHOWN} | dict(c.data) for c in checks]
@@ -339,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if end_output("dflash-doctor", error):
             return 1
-        is_bad = any(check.verdict == "bad" for check in checks)  # the reader has seen enough
+        is_bad = any(check.verdict == "bad" for check in checks)  # the reader closed the pipe
     return 1 if is_bad else 0
 
 

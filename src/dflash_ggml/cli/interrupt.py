@@ -1,4 +1,4 @@
-"""Ctrl-C that stops between two steps, and at once when it is pressed again."""
+"""Ctrl-C handling: stop between two steps, or immediately if pressed again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .writer import PLAIN
 
 
 def leave() -> NoReturn:
-    """End the process at once with exit code 130; a terminal that was writing dimmed text does not go on so."""
+    """End the process at once with exit code 130, and reset the terminal's dimmed text."""
     if os.isatty(1):
         os.write(1, PLAIN.encode() + b"\n")
     os._exit(130)
@@ -20,9 +20,9 @@ def leave() -> NoReturn:
 class Interrupt:
     """While open, the first SIGINT sets `asked` and the second ends the process with exit code 130.
 
-    Python calls a signal handler between two of its own instructions, so not before the pass under way ends. The
-    second signal must not wait for that: a thread reads the pipe to which the interpreter writes each signal at once.
-    Open it in the main thread only; ValueError elsewhere.
+    Python calls signal handlers between bytecodes, so not before the current pass ends. The second signal must not wait for
+    that: a thread reads the pipe to which the interpreter writes each signal at once. Main thread only; ValueError
+    elsewhere.
     """
 
     def __init__(self) -> None:

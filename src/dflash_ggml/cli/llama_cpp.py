@@ -1,8 +1,8 @@
-"""Options of llama.cpp's programs (`common/arg.cpp` there), so that command lines written for those run as they are.
+"""Options of llama.cpp's programs (`common/arg.cpp` there), so that their command lines work unchanged.
 
-Each is one of four kinds: an option of ours under another name; one that changes no answer here, which is accepted and named in
-one line; one that would change the answer, or who may ask, and is not supported, which is refused by name unless its value asks
-for nothing; or an option that the command has itself, whatever the tables say of it.
+Each is one of four kinds: an alias of an option of ours; an option without effect on answers, which is accepted and reported in
+one line; an unsupported option that would affect answers or access, which is refused by name unless its value has no effect; or
+an option of the command itself, which takes precedence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .option_table import entries
 
-# Ours -> llama.cpp's further names of it.
+# Our option -> llama.cpp's further names of it.
 ALIASES = {
     "--help": "--usage",
     "--verbose": "--log-verbose",
@@ -32,7 +32,7 @@ ALIASES = {
     "--cors-origin": "--cors-origins",
 }
 
-# Memory, devices and threads that are chosen here; logs; what is always on, or is there to be asked for; speed.
+# Memory, devices and threads, which are chosen automatically; logs; features that are always on; speed.
 FLAGS = """
     --jinja --no-jinja --mmap --no-mmap --mlock --direct-io -dio --no-direct-io -ndio --kv-offload -kvo
     --no-kv-offload -nkvo --swa-full --repack --no-repack -nr --no-host --op-offload --no-op-offload
@@ -81,11 +81,11 @@ VALUES = """
     --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --adaptive-decay --dynatemp-exp
     --grp-attn-w -gaw
 """
-# one of STATES behind them, or nothing
+# followed by one of STATES, or nothing
 SWITCHES = ("-fa", "--flash-attn", "-fit", "--fit", "-co", "--color", "--log-colors")
 STATES = ("on", "off", "auto", "1", "0", "true", "false", "enabled", "disabled")
 
-# Names, number of values, the values that ask for nothing, and why all others are refused.
+# Names, number of values, values without effect, and the reason for refusing others.
 REFUSED = """
 --lora --lora-scaled 1 | adapters are not supported: merge it into the model file
 --lora-init-without-apply 0 | adapters are not supported: merge it into the model file
@@ -139,7 +139,7 @@ REFUSED = """
 
 
 class _Noted(argparse.Action):
-    """Remembers that the option was there."""
+    """Records that the option was given."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
@@ -148,7 +148,7 @@ class _Noted(argparse.Action):
 
 
 class _Refused(_Noted):
-    """Ends the program, unless the value asks for nothing."""
+    """Refuses the option, unless the value has no effect."""
 
     def __init__(self, *args: Any, why: str, neutral: Sequence[str], **more: Any) -> None:
         super().__init__(*args, **more)
@@ -164,8 +164,8 @@ class _Refused(_Noted):
 
 
 def add_llama_cpp_options(parser: argparse.ArgumentParser) -> None:
-    """Accept the options that the command does not have itself; those without effect that were given stand in `no_effect` of
-    what is parsed, if any were. The parser must have its own options of these names already."""
+    """Add llama.cpp's options that the command lacks; given options without effect are listed in `no_effect` of the parsed
+    arguments. Add the command's own options first."""
     known = parser._option_string_actions
     for own, names in ALIASES.items():
         known.update({name: known[own] for name in names.split() if own in known and name not in known})
@@ -184,7 +184,7 @@ def add_llama_cpp_options(parser: argparse.ArgumentParser) -> None:
 
 
 def join_states(words: Sequence[str]) -> list[str]:
-    """The command line with `-fa on` as `-fa=on`, and `-fa` before any other word as `-fa=`, which leaves that word alone."""
+    """The command line with `-fa on` as `-fa=on`, and `-fa` before any other word as `-fa=`, so that it does not consume it."""
     joined: list[str] = []
     for i, word in enumerate(words):
         if word == "--":
@@ -203,7 +203,7 @@ def _state(word: str) -> str:
 
 
 def _same(value: Any, neutral: str) -> bool:
-    """Whether two words say the same, as numbers if they are some."""
+    """Whether two words are equal, as numbers if they are numbers."""
     try:
         return float(value) == float(neutral)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Command-line options as tables of text: one an entry, an indented line goes on."""
+"""Command-line options as text tables: one entry per option, continued by indented lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KINDS: dict[str, Any] = {"int": int, "float": float, "str": str, "path": Path}
 
 
 def entries(table: str) -> Iterator[tuple[list[str], list[str], str]]:
-    """Flags, further words, and the text behind ` | ` of each entry."""
+    """Flags, further words, and the text after ` | ` of each entry."""
     for entry in table.replace("\n    ", " ").strip().splitlines():
         head, _, text = entry.partition(" | ")
         flags = [*takewhile(lambda word: word.startswith("-"), head.split())]
@@ -21,11 +21,11 @@ def entries(table: str) -> Iterator[tuple[list[str], list[str], str]]:
 def add_table(add: Callable[..., Any], table: str, **kinds: Any) -> None:
     """Add options, such as `-c --ctx-size N int 0 | help`.
 
-    Behind the flags come the value's name in the help (`_`: none), what reads it and its default. Without them it is
-    a switch.
+    After the flags come the value's name in the help (`_`: none), its parser and its default. Without them it is a
+    switch.
 
     Args:
-        kinds: What reads values beside int, float, str and path, by the name in the table: a function, or keywords of
+        kinds: Parsers besides int, float, str and path, by their name in the table: a function, or keywords of
             add_argument.
         add: A parser's or a group's add_argument.
     """

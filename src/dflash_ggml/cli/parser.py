@@ -1,4 +1,4 @@
-"""The parser of all commands, and the options that print something and leave."""
+"""Argument parser of all commands, and options that print something and exit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .streams import end_output, named
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage. An option without effect leaves the word behind it alone.
+    """Parser that reports errors in one line, without usage. Options without effect do not consume the next word.
 
     Args:
-        usual: Flags that `--help` shows, with spaces between; `--help-all` shows all. Without it `--help` does.
+        usual: Flags shown by `--help`, space-separated; `--help-all` shows all. Without it `--help` shows all.
     """
 
     def __init__(self, *args: Any, usual: str = "", **more: Any) -> None:
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=HelpAll, nargs=0, help="show all options and exit")
 
     def format_help(self) -> str:
-        """As argparse's, of the usual options."""
+        """The help of the usual options."""
         if not self._usual:
             return super().format_help()
         rare = [a for a in self._actions if a.option_strings and self._usual.isdisjoint(a.option_strings)]
@@ -47,13 +47,13 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None, **more: Any) -> Any:
-        """As argparse's, which would take any word for the value of `-fa`."""
+        """As argparse's, which would consume any word as the value of `-fa`."""
         words = list(sys.argv[1:] if args is None else args)
         knows = any(name in self._option_string_actions for name in SWITCHES)
         return super().parse_known_args(join_states(words) if knows else words, namespace, **more)
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        """The options that an abbreviation may mean: none, or an unknown `-cram 8192` would be read as `-c ram`."""
+        """Disable abbreviations: an unknown `-cram 8192` would be parsed as `-c ram`."""
         if not self._negative_number_matcher.match(option_string) and " " not in option_string:
             near = [name for name in self._option_string_actions if name.startswith(option_string)]
             meant = f" (did you mean {near[0]}?)" if near and option_string.startswith("--") else ""
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit code 2 and the fault in one line."""
+        """Exit with code 2 and a one-line message."""
         flag = "--help-all" if self._usual else "--help"
         self.exit(2, f"{self.prog}: {message}; {flag} lists the options\n")
 
@@ -70,16 +70,16 @@ class HelpAll(argparse.Action):
     """`--help-all`: every option."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        """Print them and leave."""
+        """Print them and exit."""
         assert isinstance(parser, Parser)
         _print_and_leave(parser, parser.format_all_help().rstrip("\n"))
 
 
 class Version(argparse.Action):
-    """`--version`: the package's version and that of the ggml in it. Nothing is loaded until it is asked for."""
+    """`--version`: versions of the package and its ggml, loaded on demand."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        """Print it and leave."""
+        """Print it and exit."""
         from ..ggml.bindings import ffi, lib
 
         ggml = ffi.string(lib.ggml_version()).decode()
@@ -89,15 +89,15 @@ class Version(argparse.Action):
 
 
 class ListPairs(argparse.Action):
-    """`--list-pairs`: the published targets and the drafts that belong to them."""
+    """`--list-pairs`: the published targets and their drafts."""
 
     def __call__(self, parser: argparse.ArgumentParser, *args: object) -> None:
-        """Print them and leave."""
+        """Print them and exit."""
         _print_and_leave(parser, pairs_table())
 
 
 def _print_and_leave(parser: argparse.ArgumentParser, text: str) -> NoReturn:
-    """Exit code 0, 1 where standard output could not take the text."""
+    """Print and exit with code 0, or 1 if standard output cannot be written."""
     code = 0
     try:
         with named():

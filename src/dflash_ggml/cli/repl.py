@@ -1,4 +1,4 @@
-"""The conversation behind `dflash-chat`: messages, streamed answers, slash commands. No terminal code."""
+"""The conversation of `dflash-chat`: messages, streamed answers, slash commands. No terminal code."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ Save = tuple[str, list[dict[str, Any]]]  # system message, messages
 
 
 class Quit(Exception):
-    """The user asked to leave."""
+    """The user wants to quit."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over all answers of this run of the program."""
+    """Totals over all answers of this session."""
 
     answers: int = 0
     tokens: int = 0
@@ -56,7 +56,7 @@ class Totals:
     ms: float = 0.0
 
     def add(self, usage: Usage) -> None:
-        """Count an answer."""
+        """Add an answer."""
         self.answers += 1
         self.tokens += usage.predicted_n
         self.steps += usage.steps
@@ -65,7 +65,7 @@ class Totals:
         self.ms += usage.predicted_ms
 
     def line(self) -> str:
-        """The sums in a line for people."""
+        """The totals in one line."""
         speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
         per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
         return (
@@ -75,7 +75,7 @@ class Totals:
 
 
 def answer_line(usage: Usage) -> str:
-    """One answer's speed and acceptance for people."""
+    """One answer's speed and acceptance in one line."""
     mode = f"{usage.mode} {usage.budget}" if usage.mode == "tree" else usage.mode
     return (
         f"prompt {count(usage.prompt_n, 'token')} ({usage.cached_n} cached), {count(usage.predicted_n, 'token')} at "
@@ -94,7 +94,7 @@ class Conversation:
     max_tokens: int | None = None
     system: str = ""
     thinking: bool | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # more of every request
+    options: Mapping[str, Any] = field(default_factory=dict)  # further fields of every request
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None
     messages: list[dict[str, Any]] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
@@ -105,17 +105,17 @@ class Conversation:
         self._writer = Writer(self.out, self.notes)
 
     def say(self, line: str) -> None:
-        """Act on one input: a slash command or a message.
+        """Handle one input: a slash command or a message.
 
         Raises:
-            Quit: The user asked to leave.
+            Quit: The user wants to quit.
         """
         text = line.strip()
         if not text:
             return
         try:
             line.encode()
-        except UnicodeEncodeError:  # bytes that Python could not read came in as lone surrogates
+        except UnicodeEncodeError:  # invalid bytes arrive as lone surrogates
             self.note("that is not UTF-8 text, and was not taken")
             return
         if text.startswith("/") and not text.startswith("//"):
@@ -134,7 +134,7 @@ class Conversation:
         self.answer(text[1:] if text.startswith("//") else line)
 
     def answer(self, text: str) -> None:
-        """Ask the model and stream what it says; a failed question is taken back."""
+        """Stream the model's answer; on failure the message is removed again."""
         self.messages.append({"role": "user", "content": text})
         self.stop_asked = False
         try:
@@ -185,7 +185,7 @@ class Conversation:
         self.notes.flush()
 
     def take(self, name: str, save: Save) -> None:
-        """Go on with a saved conversation, read from the file of this name."""
+        """Continue a saved conversation from a file."""
         self.system, self.messages = save
         self.note(f"loaded {count(len(self.messages), 'message')} from {name}")
 
@@ -287,7 +287,7 @@ def read_save(name: str) -> Save:
     """A saved conversation.
 
     Raises:
-        ConfigError: The file holds none.
+        ConfigError: The file is not a saved conversation.
         OSError: It cannot be read.
     """
     try:
@@ -301,7 +301,7 @@ def checked_save(data: Any, name: str) -> Save:
     """System message and messages of a saved conversation.
 
     Raises:
-        ConfigError: It holds no conversation; the message names what is wrong.
+        ConfigError: It is not a conversation; the message names the fault.
     """
     if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
         raise ConfigError(f"{name}: not a conversation saved by this version")

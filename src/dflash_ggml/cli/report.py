@@ -11,14 +11,14 @@ from ..engine.step import Step
 from ..session.events import Usage
 from .wording import count
 
-BAR = 24  # columns of a bar where there is room
+BAR = 24  # columns of a bar, if they fit
 
 
 STAGES = ("draft", "tree", "verify", "commit", "host")
 
 
 class Meter:
-    """A progress bar on a terminal; silent elsewhere. As a context it removes the bar, whatever happens."""
+    """A progress bar on a terminal; silent elsewhere. As a context manager it always removes the bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -36,7 +36,7 @@ class Meter:
         self._show(f"loading {stage}", done, total, f"{done / 2**20:.0f}/{total / 2**20:.0f} MiB")
 
     def tokens(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` prompt tokens of a stage; all of them end the bar."""
+        """`done` of `total` prompt tokens of a stage; the bar ends at `total`."""
         self._show(stage, done, total, f"{done}/{total} tokens")
         if done >= total:
             self.clear()
@@ -44,7 +44,7 @@ class Meter:
     def _show(self, label: str, done: int, total: int, text: str) -> None:
         if not self._on:
             return
-        # one column stays free: a full line would wrap, and could not be written over
+        # leave one column free: a full line would wrap, and could not be overwritten
         room = self._columns() - 1
         bar = min(BAR, room - len(f"{label} [] {text}"))
         filled = bar * done // max(total, 1)
@@ -56,7 +56,7 @@ class Meter:
             self._shown = line
 
     def _columns(self) -> int:
-        """Width of the terminal, 80 where it does not tell."""
+        """Width of the terminal, 80 if unknown."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, ValueError):
@@ -71,7 +71,7 @@ class Meter:
 
 
 class Steps:
-    """What the steps of a generation tell beyond its `Usage`: the token ids, and where the time went."""
+    """Per-step data of a generation beyond its `Usage`: token ids, and times by stage."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -79,9 +79,9 @@ class Steps:
         self._ms = dict.fromkeys(STAGES, 0.0)
 
     def add(self, step: Step) -> None:
-        """Take in one step."""
+        """Add one step."""
         self.token_ids += step.tokens
-        if step.mode != "prefill":  # the first token came with the prompt
+        if step.mode != "prefill":  # the first token comes from prefill
             self._n += 1
             for stage in STAGES:
                 self._ms[stage] += getattr(step.timings, stage)
@@ -93,10 +93,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One generation. Unlike `Usage`, its tokens include the end-of-generation token.
+    """Report of one generation. Unlike in `Usage`, tokens include the end-of-generation token.
 
     Attributes:
-        reasoning: Of a chat only.
+        reasoning: For chats only.
     """
 
     text: str
@@ -107,7 +107,7 @@ class Report:
 
     @property
     def is_cut_in_thinking(self) -> bool:
-        """The token limit or the context ended it before the model came to its answer."""
+        """Whether the token limit or the context ended it during reasoning."""
         return self.finish_reason == "length" and bool(self.reasoning) and not self.text
 
     @property
@@ -116,7 +116,7 @@ class Report:
         return 1e3 * len(self.steps.token_ids) / self.usage.predicted_ms if self.usage.predicted_ms else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """The report as plain data for JSON."""
         usage = self.usage
         return {
             "text": self.text,
@@ -139,7 +139,7 @@ class Report:
         }
 
     def line(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         usage = self.usage
         fixed = usage.mode in ("chain", "tree") and usage.budget
         mode = f"{usage.mode} {usage.budget}" if fixed else usage.mode
@@ -154,7 +154,7 @@ class Report:
         )
 
     def drafts(self) -> list[str]:
-        """What came of the drafts, a line for each source."""
+        """Acceptance by source of drafts, a line each."""
         return [
             f"{source.name:>10}: {source.draft_n_accepted} of {count(source.draft_n, 'node')} accepted in "
             f"{count(source.steps, 'step')}"
@@ -162,7 +162,7 @@ class Report:
         ]
 
     def choices(self) -> list[str]:
-        """What `auto` chose, a line for each width."""
+        """Choices of `auto` by width, a line each."""
         if self.usage.mode != "auto":
             return []
         lines = [f"{'width':>10} {'steps':>6} {'tokens/step':>12} {'ms':>8} {'predicted':>10}"]
@@ -176,7 +176,7 @@ class Report:
 
 
 def sizes(engine: Engine) -> list[str]:
-    """The device, the bytes of everything on it, and how often its graphs ran, a line each."""
+    """The device, memory by part, and graph runs, a line each."""
     device = engine.device
     counts = engine.run_counts()
     kept = ", ".join(f"{kind} {n}" for kind, n in sorted(engine.passes.graphs.kinds.items()))

@@ -61,7 +61,7 @@ ESCAPE = re.compile(r"""\\([nrt'"\\])""")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line; names follow llama.cpp where it has one."""
+    """The command line, with llama.cpp's names where it has one."""
     parser = Parser(
         prog="dflash-run",
         description="Complete a prompt, decoding with DFlash drafts and DDTree verification.",
@@ -122,7 +122,7 @@ def read_prompt(args: argparse.Namespace) -> str:
 def run(args: argparse.Namespace) -> int:
     """Load, prefill, decode, print; returns the exit code."""
     text = read_prompt(args)
-    sampling_params(args)  # a bad value is refused before anything is loaded
+    sampling_params(args)  # check values before loading
     if args.system is not None and not args.chat:
         raise ConfigError("-sys goes with --chat")
     if args.think != "auto" and not args.chat:
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         meter.clear()
         params = sampling_params(args, engine.metadata)
         if args.versus_plain and params.seed is None:
-            params = replace(params, seed=secrets.randbits(32))  # both take the same draws
+            params = replace(params, seed=secrets.randbits(32))  # the same random draws in both
         check_biases(params, engine.n_vocab)
         if args.versus_plain and not engine.sources:
             raise ConfigError("--versus-plain needs a draft (-md)")
@@ -177,15 +177,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prepare(session: Session, text: str, args: argparse.Namespace, params: SamplingParams) -> Prepared:
-    """The request for the prompt's continuation, or with --chat for the answer to it, rendered and tokenised.
+    """The rendered and tokenised request: a continuation of the prompt, or with --chat an answer to it.
 
     Args:
         text: The prompt.
-        params: How tokens are drawn.
+        params: Sampling parameters.
 
     Raises:
         ConfigError: The model has no chat template, or the prompt cannot be rendered.
-        ContextOverflowError: The prompt leaves no room in the context.
+        ContextOverflowError: The prompt fills the context.
     """
     options: dict[str, Any] = {"sampling": params, "max_tokens": args.predict, **chats.text_options(args)}
     tokenizer = session.tokenizer
@@ -199,7 +199,7 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
         thinking = chats.thinking_choice(args.think, session)
         request = ChatRequest(messages=messages, enable_thinking=thinking, **options)
     else:
-        # as ids: a control token spelt out in the text is text
+        # as ids, so that control tokens in the text stay text
         ids = [*tokenizer.bos_ids, *tokenizer.encode(text, special=False)]
         request = CompletionRequest(prompt=ids, **options)
     try:
@@ -213,14 +213,14 @@ def prepare(session: Session, text: str, args: argparse.Namespace, params: Sampl
 def follow(
     events: Iterable[Event], steps: Steps, meter: Meter, writer: Writer | None, is_chat: bool = False
 ) -> Report:
-    """Show the progress, write text and thinking as they come, and report.
+    """Show progress, stream text and reasoning, and report.
 
     Args:
-        events: Those of the answer.
-        steps: What the engine's steps told so far.
+        events: Events of the answer.
+        steps: Collects the engine's steps.
         meter: Shows the progress.
-        writer: Where the answer goes; None: nowhere.
-        is_chat: Report the reasoning too.
+        writer: Destination of the answer; None: none.
+        is_chat: Whether to report the reasoning too.
     """
     answer = write_answer(events, writer, meter.tokens)
     meter.clear()

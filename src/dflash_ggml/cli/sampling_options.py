@@ -1,4 +1,4 @@
-"""Command-line options of the sampler, shared by the commands that write text."""
+"""Command-line options of the sampler, shared by the commands that generate text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `sampling_params` reads: all that the sampler has."""
+    """Add all of the sampler's options, for `sampling_params`."""
     default = SamplingParams()
     group = parser.add_argument_group(
         "sampling", "defaults are those that the model file recommends, if it has any"
@@ -37,7 +37,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reader(name: str, option: Option) -> Callable[[str], Any]:
-    """What argparse calls for a flag's text; its errors speak of the flag, not of the field or of our functions."""
+    """argparse's parser of an option; its errors name the flag instead of the field."""
     default = getattr(SamplingParams(), name)
     kind = "ID+BIAS or ID-BIAS" if isinstance(default, Mapping) else "a number"
     kind = "a whole number" if default is None or isinstance(default, int) else kind
@@ -57,12 +57,12 @@ def _reader(name: str, option: Option) -> Callable[[str], Any]:
 
 
 def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None = None) -> SamplingParams:
-    """The sampling options as one object: flags, else what the model file with this `metadata` recommends, else our defaults.
+    """The sampling options: flags, else the recommendations in the model file's `metadata`, else our defaults.
 
-    Says which came from the file.
+    Logs which came from the file.
 
     Raises:
-        ConfigError: A field is wrong; it names it.
+        ConfigError: A field is wrong; the error names it.
     """
     given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     if "logit_bias" in given:
@@ -76,10 +76,10 @@ def sampling_params(args: argparse.Namespace, metadata: Mapping[str, Any] | None
 
 
 def check_biases(params: SamplingParams, n_vocab: int) -> None:
-    """Refuse a bias of a token that the model lacks, which only the open model can tell.
+    """Refuse a bias for a token outside the vocabulary, which is known once the model is open.
 
     Raises:
-        ConfigError: It names the token.
+        ConfigError: A token is unknown; the error names it.
     """
     for token in params.logit_bias:
         if token >= n_vocab:

@@ -1,4 +1,4 @@
-"""Standard streams that the caller closed or that cannot be written. No engine is needed here: `dflash-doctor` starts without."""
+"""Handling of standard streams that are closed or cannot be written. Independent of the engine, for `dflash-doctor`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Iterator
 
 
 def replace_closed_streams() -> set[str]:
-    """Stand the null device in for every standard stream that the caller closed, and name those."""
+    """Replace every closed standard stream by the null device; returns their names."""
     closed = set()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             closed.add(name)
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stands for a stream, until the end
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
     return closed
 
 
 def can_write(command: str) -> bool:
-    """As replace_closed_streams; False, with a line about it, where what the command writes would be lost."""
+    """As replace_closed_streams; False, with a message, if the command's output would be lost."""
     if "stdout" not in replace_closed_streams():
         return True
     print(f"{command}: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
@@ -28,7 +28,7 @@ def can_write(command: str) -> bool:
 
 @contextlib.contextmanager
 def named(stream: str = "standard output") -> Iterator[None]:
-    """Add the stream's name to an OSError, which has none of its own."""
+    """Add the stream's name to an OSError that lacks one."""
     try:
         yield
     except OSError as error:
@@ -38,12 +38,12 @@ def named(stream: str = "standard output") -> Iterator[None]:
 
 
 def end_output(command: str, error: OSError) -> int:
-    """The exit code when standard output or a file, which the error names (`named`), or anything else broke.
+    """The exit code for an output error on standard output or a file (see `named`).
 
-    0 where the reader of the output has seen enough, else 1 and a line about it.
+    0 if the reader closed the pipe, else 1 and a message.
     """
-    with contextlib.suppress(ValueError):  # no file behind it
-        # keep the interpreter from complaining again when it flushes stdout
+    with contextlib.suppress(ValueError):  # not a file
+        # avoid a second error when the interpreter flushes stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
@@ -53,7 +53,7 @@ def end_output(command: str, error: OSError) -> int:
 
 
 def write_out(text: str, errors: str = "strict") -> None:
-    """Text to stdout as UTF-8, at once."""
+    """Write text to stdout as UTF-8, unbuffered."""
     with named():
         sys.stdout.buffer.write(text.encode(errors=errors))
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""The keyboard while an answer streams, and the lines typed in earlier sessions."""
+"""Terminal input: echo off while an answer streams, and the history of earlier sessions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 HISTORY = Path("~/.local/state/dflash-ggml/chat-history")
-N_LINES = 2000  # that the file keeps
+N_LINES = 2000  # lines kept in the file
 
 
 class Keyboard:
-    """While `quiet()`, what is typed is not shown: it stays with the terminal and is read at the next prompt.
+    """While `quiet()`, typed input is not echoed, but kept for the next prompt.
 
-    Ctrl-C does not throw those lines away. Nothing happens where standard input is no terminal.
+    Ctrl-C does not discard it. No effect if standard input is not a terminal.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Keyboard:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Until the block ends, or restore()."""
+        """Context without echo, until its end or restore()."""
         if not sys.stdin.isatty():
             yield
             return
@@ -41,21 +41,21 @@ class Keyboard:
             self.restore()
 
     def restore(self) -> None:
-        """What is typed is shown again; for a process that is about to end, too."""
+        """Restore the echo, also before the process exits."""
         if self._before is not None:
             import termios
 
             before, self._before = self._before, None
-            with suppress(termios.error):  # the terminal is gone
+            with suppress(termios.error):  # the terminal was closed
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 @contextmanager
 def line_history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
-    """Line editing, with a history that goes on where `file` ended: this session's lines join it at the end.
+    """Context with line editing and the history in `file`, to which this session's lines are appended.
 
     Args:
-        note: Called with what cannot be read or written; never fatal.
+        note: Called with non-fatal errors.
     """
     if not sys.stdin.isatty():
         yield
@@ -76,7 +76,7 @@ def line_history(file: Path | None, note: Callable[[str], None]) -> Iterator[Non
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
-                # another session may have written meanwhile: nothing of it is lost
+                # append, since another session may have written meanwhile
                 readline.append_history_file(readline.get_current_history_length() - n_before, file)
                 with suppress(OSError):
                     file.chmod(0o600)

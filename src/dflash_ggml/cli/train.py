@@ -1,4 +1,4 @@
-"""`dflash-train`: a draft for a target given as GGUF or transformers checkpoint, from text or from what the target writes."""
+"""`dflash-train`: trains a draft for a target (GGUF or transformers checkpoint) on texts or on the target's own output."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def _device(text: str) -> str:
 
 
 def check_text(args: Namespace) -> None:
-    """Refuse options of the text that cannot be.
+    """Refuse invalid options of the text.
 
     Raises:
-        ConfigError: It names the option.
+        ConfigError: An option is invalid; the error names it.
     """
     for name, value, low, high in (
         ("--own-text", args.own_text, 0, 1 << 40),
@@ -130,18 +130,18 @@ def check_text(args: Namespace) -> None:
 
 
 def tell(line: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(line, flush=True)
 
 
 def train(args: Namespace, interrupt: Interrupt) -> bool:
-    """Write text, train, check.
+    """Generate text, train, check.
 
     Returns:
-        False where it was interrupted.
+        False if it was interrupted.
 
     Raises:
-        DflashError: The target, the text or the options cannot be used.
+        DflashError: The target, the text or the options are unusable.
         OSError: A file cannot be read or written.
     """
     path = args.target / "config.json"
@@ -225,7 +225,7 @@ def _run(args) -> Run:
 
 
 def _shape(args, target) -> Shape:
-    """The draft's sizes: those of --start-from, or usual ones, and over them those that were given."""
+    """The draft's sizes: given options, else those of --start-from, else defaults."""
     if args.start_from is not None and args.kind != "mtp":
         path = args.start_from / "config.json"
         shape = shape_of(read_json(path), path, target.sizes)
@@ -242,7 +242,7 @@ def _shape(args, target) -> Shape:
 
 
 def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Rows | None]:
-    """Rows that the target wrote, and rows of texts that others did."""
+    """Rows of the target's own output, and rows of other texts."""
     import numpy as np
 
     stored = [path for path in args.data if path.suffix == ".npz"]
@@ -283,7 +283,7 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
 
 
 def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tuple[Rows, Rows]:
-    """Rows to learn from, those of texts so many that a batch has `share` of the target's own; and rows held out."""
+    """Training rows, with a share `share` of the target's own output, and held-out rows."""
     import numpy as np
 
     rng = np.random.default_rng(run.seed)
@@ -301,7 +301,7 @@ def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tupl
 
 
 def _room(args, device: str) -> float:
-    """Bytes that the target's features may take."""
+    """Bytes for cached features of the target."""
     if args.keep is not None:
         return args.keep * 2**30
     if device == "cpu":

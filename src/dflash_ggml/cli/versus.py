@@ -1,7 +1,7 @@
-"""`--versus-plain`: the same prompt once more without drafts, to say what drafting was worth on this machine.
+"""`--versus-plain`: decode the prompt again without drafts, to measure drafting's speedup on this machine.
 
-An answer of one second says little of a machine that others use too: its speed changes from one second to the next. So short
-answers are decoded several more times in both ways alternately, and the median ratio counts.
+A one-second measurement is unreliable on a shared machine. So short answers are decoded several more times alternately in both
+ways, and the median ratio counts.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..session.session import Session, run_completion
 from .report import Meter, Report, Steps
 from .writer import write_answer
 
-_NOTICED = 1.05  # a ratio of speeds that is no accident of timing
-ENOUGH = 3.0  # seconds of decoding after which no further round begins
-ROUNDS = 7  # at most
+_NOTICED = 1.05  # significant ratio of speeds
+ENOUGH = 3.0  # seconds of decoding after which no further repetition begins
+ROUNDS = 7  # most repetitions
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """What was written once more, plainly by default, and the milliseconds of decoding it."""
+    """A repeated answer, decoded plainly by default, with its milliseconds."""
 
     token_ids: list[int]
     ms: float
@@ -46,9 +46,9 @@ def decode_again(
     should_stop: Callable[[], bool],
     mode: Mode | None = "plain",
 ) -> Plain | None:
-    """The n tokens that plain decoding, or another mode (None: the engine's own), gives for a prompt; None when stopped.
+    """Decode n tokens for a prompt, plainly or in another mode (None: the engine's); None if stopped.
 
-    Where it comes to an end earlier, because the answers differ, it goes on behind that end.
+    An earlier end of generation is ignored, so that both answers have the same length.
     """
     token_ids: list[int] = []
     ms = 0.0
@@ -80,18 +80,18 @@ def compared(
     meter: Meter,
     should_stop: Callable[[], bool],
 ) -> list[float]:
-    """How many times as fast as plain decoding drafting was, by round; when stopped, of the rounds so far.
+    """Speedups of drafting over plain decoding, by repetition; if stopped, of those so far.
 
     Args:
         drafted: Milliseconds of the first run.
-        plain: What was decoded after it; further rounds follow while all of it takes less than ENOUGH seconds.
+        plain: The plain run after it; further repetitions follow while the total is below ENOUGH seconds.
     """
     n, spent = len(plain.token_ids), drafted + plain.ms
     found = [plain.ms / drafted] if drafted else []
     while found and len(found) < ROUNDS and spent < 1e3 * ENOUGH:
         ms = dict[Mode | None, float]()
         for mode in (None, "plain") if len(found) % 2 == 0 else ("plain", None):  # type: Mode | None
-            # else prompt lookup would find what was written before
+            # otherwise prompt lookup would find the earlier answer
             session.scheduler.borrow(lambda slot: slot.slot.forget())
             again = decode_again(session, prepared, n, meter, should_stop, mode)
             if again is None or not again.ms:
@@ -103,10 +103,10 @@ def compared(
 
 
 def versus_line(report: Report, plain: Plain, session: Session, rounds: Sequence[float] = ()) -> str:
-    """What just happened, for a first-time reader.
+    """The result in one line.
 
     Args:
-        rounds: What `compared` gave.
+        rounds: Result of `compared`.
     """
     if not report.usage.steps:
         return "too few tokens to compare drafting with plain decoding"

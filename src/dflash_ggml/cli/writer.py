@@ -1,4 +1,4 @@
-"""An answer as it comes: text on standard output, thinking dimmed before it, or on standard error where that is no terminal."""
+"""Streaming output of an answer: text on standard output, with dimmed reasoning before it (on standard error in a pipe)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DIM, PLAIN = "\x1b[2m", "\x1b[22m"
 
 
 class Writer:
-    """text() and thinking() write at once, as UTF-8; end() closes the answer with a line's end.
+    """text() and thinking() write unbuffered UTF-8; end() closes the answer with a line end.
 
-    Where `out` is a terminal both go there, thinking dimmed and an empty line behind it. In a pipe or a file `out` holds
-    the answer alone, and thinking goes to `notes`.
+    On a terminal both go to `out`, reasoning dimmed and followed by an empty line. In a pipe or file `out` receives only the
+    answer, and reasoning goes to `notes`.
     """
 
     def __init__(self, out: TextIO, notes: TextIO) -> None:
@@ -28,22 +28,22 @@ class Writer:
         self._is_thinking = False
 
     def thinking(self, text: str) -> None:
-        """More of the reasoning."""
+        """Write more reasoning."""
         _write(self._thoughts, text if self._is_thinking else self._dim + text)
         self._is_thinking = True
 
     def text(self, text: str) -> None:
-        """More of the answer."""
+        """Write more of the answer."""
         self.end_thinking("" if self._aside else "\n")
         _write(self._out, text)
 
     def end(self) -> None:
-        """The answer is over."""
+        """End the answer."""
         self.end_thinking()
         _write(self._out, "\n")
 
     def end_thinking(self, gap: str = "") -> None:
-        """The terminal writes as before; nothing where no thinking is open."""
+        """Reset the terminal's style, if reasoning was open."""
         if self._is_thinking:
             _write(self._thoughts, f"{self._plain}\n{gap}")
             self._is_thinking = False
@@ -52,12 +52,12 @@ class Writer:
 def write_answer(
     events: Iterable[Event], writer: Writer | None, progress: Callable[[str, int, int], object]
 ) -> Answer:
-    """Write text and thinking as they come, if there is a writer.
+    """Stream text and reasoning, if there is a writer.
 
     Args:
-        events: of one answer.
-        writer: where it goes; None: nowhere.
-        progress: called with how many tokens of the prompt have been scored or prefilled, and how many will be, by stage.
+        events: Events of one answer.
+        writer: Destination; None: none.
+        progress: Called with the prompt tokens scored or prefilled so far, and in total, by stage.
 
     Returns:
         The whole answer.
@@ -83,7 +83,7 @@ def write_answer(
 def _write(stream: TextIO, text: str) -> None:
     buffer = getattr(stream, "buffer", None)
     with named("standard error" if stream is sys.stderr else "standard output"):
-        if buffer is None:  # a stream of text alone
+        if buffer is None:  # a text-only stream
             stream.write(text)
             return
         stream.flush()
