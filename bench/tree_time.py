@@ -21,13 +21,13 @@ from common import ROOT, header, save
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
+from dflash_ggml.decode.lookup import LookupRates
 from dflash_ggml.decode.merged import Merged, observe
 from dflash_ggml.decode.tree import expand, observers
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from reference import calibrated, merging, trees, voting
+from reference import calibrated, merging, native_lookup, trees, voting
 
 DEPTHS, RANKS, BUDGETS = 15, 16, (31, 63)
 STAGES = ("grow", "probabilities", "calibration", "copies", "observers")
@@ -65,7 +65,7 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
     known, known_in_python = Calibration(Calibration()), calibrated.Calibration(calibrated.Calibration())
     is_merged = kind in ("merged", "copies")
     beside = None if kind == "copies" else rows
-    looked_up, looked_up_in_python = LookupCandidates(*sizes), voting.LookupCandidates(*sizes)
+    looked_up, looked_up_in_python = native_lookup.candidates(*sizes), voting.LookupCandidates(*sizes)
 
     def grow() -> Any:
         if is_merged:

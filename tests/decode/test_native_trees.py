@@ -87,8 +87,8 @@ def rates_of(rng: np.random.Generator) -> tuple[LookupRates, voting.LookupRates]
     both = (LookupRates(first), voting.LookupRates(second)) if rng.random() < 0.7 else (first, second)
     for _ in range(rng.integers(0, 6)):
         samples = [(int(cell), bool(rng.random() < 0.6)) for cell in rng.integers(0, 210, rng.integers(0, 9))]
-        for rates in both:
-            rates.learn(samples)
+        native_lookup.learn(both[0], samples)
+        both[1].learn(samples)
     for _ in range(rng.integers(0, 4)):
         promised, is_right = float(rng.random()), bool(rng.random() < 0.3)
         voting.LookupRates.learn_trust(both[1], promised, is_right)
@@ -155,7 +155,7 @@ def test_a_chain_ends_where_nothing_is_possible() -> None:
 
 def test_a_tree_can_be_copied_and_written() -> None:
     """What C knows of where it lies stays behind."""
-    tree = Merged(None, LookupCandidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3).first(2)
+    tree = Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3).first(2)
     for other in (
         copy.deepcopy(tree),
         pickle.loads(pickle.dumps(tree)),
@@ -193,7 +193,7 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
     draft = drafts[kind]
     windows = matches_of(rng, matches, int(rng.integers(1, 20)))
     rates, rates_in_python = rates_of(rng)
-    merged = Merged(draft, LookupCandidates(*windows), rates)
+    merged = Merged(draft, native_lookup.candidates(*windows), rates)
     expected_of = merging.Merged(draft, voting.LookupCandidates(*windows), rates_in_python)
     if order == "spine":
         tree, expected = merged.spine(7, budget), expected_of.spine(7, budget)
@@ -213,7 +213,7 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
 def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> None:
     rng = np.random.default_rng(seed)
     windows = matches_of(rng, matches, depth)
-    looked_up, expected = LookupCandidates(*windows), voting.LookupCandidates(*windows)
+    looked_up, expected = native_lookup.candidates(*windows), voting.LookupCandidates(*windows)
     rates, rates_in_python = rates_of(rng)
     assert native_lookup.gains(looked_up, rates, budget) == expected.gains(rates_in_python.of, budget)
     open_ = [(looked_up.root, expected.root)]
@@ -225,14 +225,16 @@ def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> No
 
 
 def test_slots_of_an_engine_and_their_numbers_are_checked() -> None:
-    assert len(native_lookup.votes(LookupCandidates([[1]] * 64, [2] * 64, 1), (0, 2**64 - 1))) == 1
+    assert len(native_lookup.votes(native_lookup.candidates([[1]] * 64, [2] * 64, 1), (0, 2**64 - 1))) == 1
     for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
         with pytest.raises(ValueError, match="lengths"):
-            LookupCandidates(windows, lengths, 1)
+            native_lookup.candidates(windows, lengths, 1)
     block = np.zeros((2, 3), np.int32)
     with pytest.raises(ValueError, match="ends"):
-        LookupCandidates.of(block, np.array([3, 4], np.int32), np.array([2, 2], np.int32))
-    assert LookupCandidates.of(block, np.array([3, 0], np.int32), np.array([2, 2], np.int32)).windows == [
+        LookupCandidates(block, np.array([3, 4], np.int32), np.array([2, 2], np.int32))
+    assert native_lookup.windows_of(
+        LookupCandidates(block, np.array([3, 0], np.int32), np.array([2, 2], np.int32))
+    ) == [
         [0] * 3,
         [],
     ]

@@ -34,35 +34,19 @@ class Calibration:
 
     def __init__(self, prior: Calibration | None = None) -> None:
         self._prior = prior
-        self._native = ffi.new(_CALIBRATION)
-        lib.calibration_init(self._native, NONE if prior is None else prior._native)
-
-    @property
-    def hits(self) -> list[float]:
-        """Samples that were right, by cell."""
-        return list(self._native.hits)
-
-    @property
-    def tried(self) -> list[float]:
-        """Samples, by cell."""
-        return list(self._native.tried)
-
-    @property
-    def trend(self) -> float:
-        """Trend of this sequence, in logits."""
-        found: float = self._native.trend
-        return found
+        self.native = ffi.new(_CALIBRATION)
+        lib.calibration_init(self.native, NONE if prior is None else prior.native)
 
     def path_probabilities(self, tree: Tree) -> NDArray[np.float64]:
         """How likely each node is to be accepted, 1 at the root: the product of its path's calibrated probabilities."""
         found = np.empty(tree.width)
-        _check(lib.calibration_paths(self._native, *_arrays(tree), doubles(found)))
+        _check(lib.calibration_paths(self.native, *_arrays(tree), doubles(found)))
         return found
 
     def observe(self, tree: Tree, accepted: Accepted) -> None:
         """Count the children of the visited nodes; in a merged tree only the draft's own, where no lookup vote was right."""
         kept = accepted.kept
-        done = lib.calibration_observe(self._native, *_arrays(tree), kept, len(kept), len(accepted.path))
+        done = lib.calibration_observe(self.native, *_arrays(tree), kept, len(kept), len(accepted.path))
         _check(done)
 
 
@@ -75,7 +59,7 @@ def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | Non
         return calibrations[0].path_probabilities(trees[0])
     found, arrays = np.empty(sum(widths)), [tree.arrays() for tree in trees]
     parents, depths, log_probs = (ffi.new(of, part) for of, part in zip(_POINTERS, map(list, zip(*arrays))))
-    known = ffi.new(_CALIBRATIONS, [NONE if one is None else one._native for one in calibrations])
+    known = ffi.new(_CALIBRATIONS, [NONE if one is None else one.native for one in calibrations])
     of_all = n, known, ffi.new(_INTS, widths), parents, depths, log_probs
     _check(lib.calibration_paths_each(*of_all, doubles(found)))
     for tree, calibration, first in zip(trees, calibrations, accumulate(widths, initial=0)):

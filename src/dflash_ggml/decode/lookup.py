@@ -8,7 +8,6 @@ cell of its own: a path lengthens its match. The arithmetic is in `native/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +29,6 @@ class LookupRates:
     """Rates at which prompt lookup was right, by cell. How repetitive a sequence is affects all cells: a trend, in logits,
     follows that.
 
-    rates[cell] is the current rate of a cell.
-
     Args:
         prior: Rates of other sequences, updated as well.
     """
@@ -41,34 +38,11 @@ class LookupRates:
         self.native = ffi.new(_RATES)
         lib.lookup_rates_init(self.native, NONE if prior is None else prior.native)
 
-    def __getitem__(self, cell: int) -> float:
-        if not 0 <= cell < N_CELLS:
-            raise IndexError(f"no cell {cell}: there are {N_CELLS}")
-        found: float = lib.lookup_rate(self.native, cell)
-        return found
-
-    @property
-    def rates(self) -> list[float]:
-        """The rates of all cells."""
-        return [self[cell] for cell in range(N_CELLS)]
-
-    @property
-    def trend(self) -> float:
-        """Trend of this sequence, in logits."""
-        found: float = self.native.trend
-        return found
-
     @property
     def trust(self) -> float:
         """Factor on a draft's probabilities where there are votes too, at most 1."""
         found: float = lib.lookup_trust(self.native)
         return found
-
-    def learn(self, samples: Iterable[tuple[int, bool]]) -> None:
-        """Count samples: a cell, and whether the candidate was accepted."""
-        pairs = list(samples)
-        cells, right = [cell for cell, _ in pairs], bytes([is_right for _, is_right in pairs])
-        checked(lib.lookup_rates_learn(self.native, len(pairs), cells, right))
 
 
 def checked(done: int) -> None:
@@ -101,45 +75,20 @@ class LookupCandidates:
     """The tokens that followed each match. A cursor is (depth, bit mask of the matches that contain the whole path).
 
     Args:
-        windows: Ids after each match.
-        lengths: Length of each match in tokens.
-        depth: Length of the longest path.
+        windows: int32 [matches, depth], ids after each match; of row i the first ends[i] are valid.
+        ends: int32 [matches].
+        lengths: int32 [matches], tokens of each match.
 
     Raises:
-        ValueError: As `of` does.
+        ValueError: More than MOST_MATCHES matches, shapes that differ, negative lengths, or ends beyond depth.
     """
 
-    def __init__(self, windows: Sequence[Sequence[int]], lengths: Sequence[int], depth: int) -> None:
-        block, ends = np.zeros((len(windows), max(depth, 0)), np.int32), []
-        for row, window in zip(block, windows):
-            window = window[: len(row)]
-            row[: len(window)] = window
-            ends.append(len(window))
-        self._take(block, np.array(ends, np.int32), np.array(lengths, np.int32))
-
-    @classmethod
-    def of(
-        cls, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]
-    ) -> LookupCandidates:
-        """Candidates from int32 arrays.
-
-        Args:
-            windows: [matches, depth], ids after each match; of row i the first ends[i] are valid.
-            lengths: [matches], tokens of each match.
-            ends: [matches].
-
-        Raises:
-            ValueError: More than MOST_MATCHES matches, shapes that differ, negative lengths, or ends beyond depth.
-        """
-        self = cls.__new__(cls)
-        self._take(windows, ends, lengths)
-        return self
-
-    def _take(self, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]) -> None:
+    def __init__(
+        self, windows: NDArray[np.int32], ends: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> None:
         native = ffi.new(_LOOKUP)
         n, self.depth = windows.shape
         native.n_matches, native.depth = n, self.depth
-        self._arrays = windows, ends, lengths
         self._held = native.windows, native.ends, native.matched = ints(windows), ints(ends), ints(lengths)
         if not n == len(ends) == len(lengths) <= MOST_MATCHES:
             raise ValueError(
@@ -149,13 +98,3 @@ class LookupCandidates:
             raise ValueError(f"lengths must not be negative, nor ends reach beyond a depth of {self.depth}")
         self.native = native  # struct for C
         self.root: Cursor = (0, (1 << n) - 1)
-
-    @property
-    def windows(self) -> list[list[int]]:
-        """Ids after each match, at most `depth`."""
-        return [row[:end].tolist() for row, end in zip(*self._arrays[:2])]
-
-    @property
-    def lengths(self) -> list[int]:
-        """Lengths of the matches, in tokens."""
-        return self._arrays[2].tolist()

@@ -120,6 +120,6 @@ class PromptLookup:
             index.extend(new)
             self._written[-1] = (self._written[-1][0], n)
         followed = self._continuations.of(index, self.past, pending)
-        found = None if followed is None else LookupCandidates.of(*followed)
+        found = None if followed is None else LookupCandidates(*followed)
         self._found = (n, len(self.past), pending, found)
         return found

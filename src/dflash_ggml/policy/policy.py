@@ -21,7 +21,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Collection
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf, sqrt
 from typing import NamedTuple
@@ -108,38 +108,32 @@ class Table(NamedTuple):
     ms: list[float]
 
 
+@dataclass(slots=True, eq=False)
 class _Step:
-    """The current step."""
+    """The current step.
 
-    __slots__ = (
-        "after",
-        "block",
-        "drafting",
-        "fixed",
-        "free",
-        "grown",
-        "nodes",
-        "notes",
-        "plain",
-        "plans",
-        "sequences",
-        "table",
-        "trying",
-        "was_wide",
-    )  # fmt: skip
+    Attributes:
+        was_wide: Whether the previous step had drafted nodes.
+        free: Sequences with mode `auto`.
+        fixed: Drafts of fixed modes.
+        block, drafting: Columns of each draft, and number of drafting sequences.
+        plain, after: Milliseconds of a plain step, and its additional time after this one.
+        grown: Draft trees for the forecasts.
+    """
 
-    def __init__(
-        self, sequences: Items[Sequence], notes: list[Notes], plans: list[Plan], was_wide: bool
-    ) -> None:
-        """was_wide: whether the previous step had drafted nodes."""
-        self.sequences, self.notes, self.plans, self.was_wide = sequences, notes, plans, was_wide
-        self.free: list[int] = []  # sequences with mode `auto`
-        self.fixed = 0  # drafts of fixed modes
-        self.block, self.drafting = 0, 0  # columns of each draft, and number of drafting sequences
-        self.trying: frozenset[int] = frozenset()
-        self.plain = self.after = 0.0  # milliseconds of a plain step, and its additional time after this one
-        self.table: Table | None = None
-        self.grown: list[tuple[int, Tree, Array]] = []  # draft trees for the forecasts
+    sequences: Items[Sequence]
+    notes: list[Notes]
+    plans: list[Plan]
+    was_wide: bool
+    free: list[int] = field(default_factory=list)
+    fixed: int = 0
+    block: int = 0
+    drafting: int = 0
+    trying: frozenset[int] = frozenset()
+    plain: float = 0.0
+    after: float = 0.0
+    table: Table | None = None
+    grown: list[tuple[int, Tree, Array]] = field(default_factory=list)
 
 
 class Policy:
