@@ -1,4 +1,4 @@
-"""The drop-in class: the call surface of llama_cpp.Llama on this engine."""
+"""Drop-in replacement for llama-cpp-python: the interface of llama_cpp.Llama on this engine."""
 
 from __future__ import annotations
 

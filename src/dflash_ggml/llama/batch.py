@@ -1,4 +1,4 @@
-"""llama.h's batch of tokens, and llama-cpp-python's Python face of it."""
+"""llama.h's batch of tokens, and llama-cpp-python's wrapper of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ llama_token = llama_pos = llama_seq_id = ctypes.c_int32
 
 
 class llama_batch(ctypes.Structure):
-    """Tokens of one pass: ids, positions, sequences, and for which of them logits are wanted. Layout of llama.h."""
+    """Tokens of one pass: ids, positions, sequences, and flags for logits. Layout of llama.h."""
 
     _fields_ = [
         ("n_tokens", ctypes.c_int32),
@@ -25,7 +25,7 @@ class llama_batch(ctypes.Structure):
 
 
 def new_batch(n_tokens: int, n_seq_max: int) -> llama_batch:
-    """An empty batch with room for so many tokens; its memory lives as long as it does."""
+    """An empty batch for so many tokens, which owns its memory."""
     ids = [(llama_seq_id * max(n_seq_max, 1))() for _ in range(n_tokens)]
     pointer = ctypes.POINTER(llama_seq_id)
     rows = (pointer * n_tokens)(*(ctypes.cast(i, pointer) for i in ids))
@@ -37,7 +37,7 @@ def new_batch(n_tokens: int, n_seq_max: int) -> llama_batch:
 
 
 class LlamaBatch:
-    """A llama_batch with a Python face. embd must be 0."""
+    """llama-cpp-python's wrapper of a llama_batch. embd must be 0."""
 
     def __init__(self, *, n_tokens: int, embd: int = 0, n_seq_max: int = 1, verbose: bool = True) -> None:
         if embd:
@@ -58,7 +58,7 @@ class LlamaBatch:
         self._add(batch, n_past, 0, logits_all)
 
     def add_sequence(self, batch: Sequence[int], seq_id: int, logits_all: bool) -> None:
-        """Tokens of a sequence, from its position 0, behind those that are there."""
+        """Append tokens of a sequence, from position 0."""
         self._add(batch, 0, seq_id, logits_all)
 
     def _add(self, tokens: Sequence[int], first: int, seq_id: int, logits_all: bool) -> None:
@@ -73,4 +73,4 @@ class LlamaBatch:
         self.batch.n_tokens = n + len(tokens)
 
     def close(self) -> None:
-        """Nothing: the memory goes with the object."""
+        """No effect: the memory is freed with the object."""

@@ -1,6 +1,6 @@
-"""Caches for `Llama.set_cache`: states that `Llama.save_state` gave, by their tokens, in memory or on disk.
+"""Caches for `Llama.set_cache`: results of `Llama.save_state` by their tokens, in memory or on disk.
 
-The session's own prefix cache works without them.
+The session's own prefix cache does not need them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BaseLlamaCache(ABC):
     """Maps token ids to saved states; a lookup finds the state that shares the longest prefix.
 
     Args:
-        capacity_bytes: Beyond it old states are dropped.
+        capacity_bytes: Limit, above which old states are dropped.
     """
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
@@ -118,7 +118,7 @@ class LlamaDiskCache(BaseLlamaCache):
         return best
 
     def _load(self, path: Path, n: int) -> Any:
-        """The n-th object of a file: 1 the key, so that a lookup need not read the state, which is 2. None: unreadable."""
+        """The n-th object of a file: 1 the key, so that a lookup need not read the state, 2 the state. None: unreadable."""
         if path in self._unreadable:
             return None
         try:

@@ -16,9 +16,9 @@ def chat_body(events: Iterable[Event], head: Heading, *, legacy_call: bool = Fal
     """The whole answer, of OpenAI's shape.
 
     Args:
-        events: Those of the generation.
+        events: Events of the generation.
         head: Id, time and model's name.
-        legacy_call: Also report the first call as `function_call`, as for a function asked by name.
+        legacy_call: Also report the first call as `function_call`, for legacy requests.
     """
     answer = Answer.of(events)
     usage, finish = answer.done()

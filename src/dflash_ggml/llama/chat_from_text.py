@@ -1,4 +1,4 @@
-"""Helpers that chat handlers of users' own import from llama-cpp-python: from text completions to chat completions, grammars."""
+"""Helpers of llama-cpp-python for custom chat handlers: conversion of text completions to chat completions, grammars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..text.grammar import LlamaGrammar
 from .chat_completion import chat_chunk, chat_object
 from .completion import Heading
 
-# any JSON value; blanks between its parts are few, so that a model cannot idle in them
+# any JSON value, with bounded white space, so that a model cannot emit it forever
 JSON_GBNF = r"""
 root ::= value
 value ::= object | array | string | number | "true" | "false" | "null"
@@ -31,7 +31,7 @@ def grammar_for_json(verbose: bool = False) -> LlamaGrammar:
 def grammar_for_json_schema(
     schema: str, verbose: bool = False, fallback_to_json: bool = True
 ) -> LlamaGrammar:
-    """JSON of a schema; any JSON if the schema is none and fallback_to_json."""
+    """Grammar of a JSON schema; of any JSON if the schema is invalid and fallback_to_json."""
     try:
         return LlamaGrammar.from_json_schema(schema, verbose=verbose)
     except Exception:
@@ -43,7 +43,7 @@ def grammar_for_json_schema(
 def grammar_for_response_format(
     response_format: Mapping[str, Any], verbose: bool = False
 ) -> LlamaGrammar | None:
-    """What response_format of type json_object asks for; None for other types."""
+    """Grammar of a response_format of type json_object; None for other types."""
     if response_format["type"] != "json_object":
         return None
     if "schema" in response_format:
@@ -77,20 +77,20 @@ def chat_logprobs_of(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | Non
 
 
 def _parts(body: Mapping[str, Any]) -> tuple[Heading, str, dict[str, Any] | None, Any]:
-    """What a text completion or a chunk of one says: heading, text, log-probabilities and why it ended."""
+    """Parts of a text completion or chunk: heading, text, log-probabilities and finish reason."""
     (choice,) = body["choices"]
     head = Heading(body["model"], body["id"], body["created"])
     return head, choice["text"], chat_logprobs_of(choice["logprobs"]), choice["finish_reason"]
 
 
 def chat_of_completion(completion: Mapping[str, Any]) -> dict[str, Any]:
-    """A text completion as a chat completion: all of its text is content."""
+    """A text completion as a chat completion, with its text as content."""
     head, text, logprobs, reason = _parts(completion)
     return chat_object(head, {"role": "assistant", "content": text}, logprobs, reason, completion["usage"])
 
 
 def chat_chunks_of(chunks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Chunks of a text completion as those of a chat, after one that tells the role."""
+    """Chunks of a text completion as chat chunks, after one with the role."""
     for i, chunk in enumerate(chunks):
         head, text, logprobs, reason = _parts(chunk)
         if i == 0:
@@ -99,7 +99,7 @@ def chat_chunks_of(chunks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, An
 
 
 def chat_of(completion_or_chunks: Any, stream: bool = False) -> Any:
-    """A text completion, or with stream its chunks, as a chat's."""
+    """A text completion, or with stream its chunks, as a chat completion."""
     return (chat_chunks_of if stream else chat_of_completion)(completion_or_chunks)
 
 

@@ -1,4 +1,4 @@
-"""Chat handlers as llama-cpp-python has them: callables by format name, the model's own templates among them."""
+"""llama-cpp-python's chat handlers: callables by format name, including the model's own templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..text.chat_formats import CHATML, FORMATS
 from .formatter import ChatFormatter, chat_formatter_to_chat_completion_handler
 from .template_handler import TemplateHandler
 
-# llama-cpp-python's handlers of models that look at pictures
+# llama-cpp-python's handlers of vision models
 VISION_HANDLERS = """Llava15 Llava16 MTMD Gemma4 Obsidian Moondream NanoLlava Llama3VisionAlpha MiniCPMv26
     Qwen25VL"""
 
@@ -23,11 +23,11 @@ class ChatHandler(Protocol):
 
 
 class LlamaChatCompletionHandlerNotFoundException(ConfigError):
-    """No handler is known by that name."""
+    """No handler has that name."""
 
 
 class _OwnCalls(TemplateHandler):
-    """Stands for formats whose marks for tool calls are not spoken here: the model's own template, and one warning."""
+    """Handler for formats with unsupported tool-call marks: uses the model's own template, with one warning."""
 
     def __init__(self, name: str) -> None:
         super().__init__(CHATML.template, CHATML.stop)
@@ -46,13 +46,13 @@ class _OwnCalls(TemplateHandler):
 _REGISTRY: dict[str, ChatHandler] = {
     name: TemplateHandler(chat_format.template, chat_format.stop) for name, chat_format in FORMATS.items()
 }
-# its tools are described in the system message, as for every template that does not know of tools
+# tools are described in the system message, as for every template without tools
 _REGISTRY["chatml-function-calling"] = _REGISTRY["chatml"]
 _REGISTRY |= {name: _OwnCalls(name) for name in ("functionary", "functionary-v1", "functionary-v2")}
 
 
 class LlamaChatCompletionHandlerRegistry:
-    """The registered handlers; every object of this class shows the same."""
+    """The registered handlers, shared by all objects of this class."""
 
     @property
     def _chat_handlers(self) -> dict[str, ChatHandler]:
@@ -61,7 +61,7 @@ class LlamaChatCompletionHandlerRegistry:
     def register_chat_completion_handler(
         self, name: str, chat_handler: ChatHandler, overwrite: bool = False
     ) -> None:
-        """Make a handler known as chat_format=name.
+        """Register a handler as chat_format=name.
 
         Raises:
             ValueError: The name is taken.
@@ -73,7 +73,7 @@ class LlamaChatCompletionHandlerRegistry:
         _REGISTRY[name] = chat_handler
 
     def unregister_chat_handler(self, name: str) -> None:
-        """Forget a handler.
+        """Unregister a handler.
 
         Raises:
             ValueError: There is none of that name.
@@ -139,7 +139,7 @@ def guess_chat_format_from_gguf_metadata(metadata: dict[str, str]) -> str | None
 
 
 def _refused(name: str) -> type:
-    """A class that cannot be constructed, and says why."""
+    """A class whose construction raises an explanation."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Compatibility with llama-cpp-python: after `dflash_ggml.compat.install()`, code that imports `llama_cpp` runs unchanged.
 
-The facade has the public Python surface (Llama, grammars, caches, tokenizers, processors, chat formats and handlers, types,
-constants) and those functions of llama.h that need no libllama. Code that reaches for others gets an AttributeError that says so.
+The facade has the public Python interface (Llama, grammars, caches, tokenizers, processors, chat formats and handlers, types,
+constants) and the functions of llama.h that do not need libllama. Others raise an AttributeError with an explanation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .speculative import LlamaDraftModel
 
 __all__ = ["VERSION", "LlamaDraftModel", "install", "uninstall"]
 
-VERSION = "0.3.36"  # of the surface that the facade has
+VERSION = "0.3.36"  # modules of the facade
 
 
 def _of(module: ModuleType, names: str) -> dict[str, Any]:
@@ -94,7 +94,7 @@ _finder = DistributionFinder(VERSION)
 
 
 class _Facade(ModuleType):
-    """A module that explains what it lacks."""
+    """A module whose missing attributes raise an explanation."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -105,9 +105,9 @@ class _Facade(ModuleType):
 
 
 def install() -> ModuleType:
-    """Put the facade into sys.modules as `llama_cpp` and return it; a second call changes nothing.
+    """Put the facade into sys.modules as `llama_cpp` and return it; a second call has no effect.
 
-    Package metadata tells its version under the name llama-cpp-python.
+    Package metadata reports its version under the name llama-cpp-python.
 
     Raises:
         ConfigError: The real llama_cpp has already been imported.
@@ -148,7 +148,7 @@ def install() -> ModuleType:
         sys.modules[module.__name__] = module
         above, _, last = module.__name__.rpartition(".")
         setattr(sys.modules[above], last, module)
-    for name in ("llama", "llama_cpp", "llama_types", "llama_grammar"):  # as its handlers see them
+    for name in ("llama", "llama_cpp", "llama_types", "llama_grammar"):  # names expected by its handlers
         sys.modules["llama_cpp.llama_chat_format"].__dict__[name] = sys.modules[f"llama_cpp.{name}"]
     package.__dict__["internals"] = sys.modules["llama_cpp._internals"]
     sys.meta_path.insert(0, _finder)
@@ -156,7 +156,7 @@ def install() -> ModuleType:
 
 
 def uninstall() -> None:
-    """Take the facade out again; the real llama_cpp can then be imported."""
+    """Remove the facade, so that the real llama_cpp can be imported."""
     if isinstance(sys.modules.get("llama_cpp"), _Facade):
         for name in [n for n in sys.modules if n == "llama_cpp" or n.startswith("llama_cpp.")]:
             del sys.modules[name]

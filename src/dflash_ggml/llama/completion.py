@@ -16,7 +16,7 @@ from ..session.openai_parts import finish_reason, timings_dict, usage_dict
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What all chunks of one answer carry."""
+    """Common fields of one answer's chunks."""
 
     model: str
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4()}")
@@ -29,7 +29,7 @@ def completion_body(events: Iterable[Event], head: Heading, *, echo: str | None 
     Args:
         events: Those of the generation.
         head: Id, time and model's name.
-        echo: Prompt text to put before it.
+        echo: Prompt text to prepend.
     """
     answer = Answer.of(events)
     usage, finish = answer.done()
@@ -58,7 +58,7 @@ def completion_chunks(
         return _chunk(head, {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": None})
 
     for event in events:
-        if echo and isinstance(event, (TextDelta, Usage)):  # the prompt is in
+        if echo and isinstance(event, (TextDelta, Usage)):  # the prompt is prefilled
             yield chunk(echo, prompt_entries)
             echo = None
         if isinstance(event, PromptLogprobs):

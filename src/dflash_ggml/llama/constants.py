@@ -1,4 +1,4 @@
-"""The numbers of llama.h and ggml.h that users of llama-cpp-python name, `LLAMA_*` and `GGML_*`."""
+"""Constants of llama.h and ggml.h in llama-cpp-python, `LLAMA_*` and `GGML_*`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 LLAMA_DEFAULT_SEED = 0xFFFFFFFF
 
-# prefix -> names of an enumeration; a number sets where counting goes on, and names joined by "=" share one
+# prefix -> names of an enumeration; a number sets the next value, and names joined by "=" share one
 _ENUMERATIONS = {
     "GGML_TYPE": "F32 F16 Q4_0 Q4_1 6 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K IQ2_XXS IQ2_XS IQ3_XXS IQ1_S "
     "IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 34 TQ1_0 TQ2_0 39 MXFP4 NVFP4 Q1_0 Q2_0 COUNT",
@@ -55,7 +55,7 @@ CONSTANTS: dict[str, int] = {
     "LLAMA_MAX_DEVICES": 16,
     "LLAMA_DEFAULT_SEED": LLAMA_DEFAULT_SEED,
     "LLAMA_TOKEN_NULL": -1,
-    # four letters each, as the files begin
+    # magic numbers of files, four letters each
     "LLAMA_FILE_MAGIC_GGLA": int.from_bytes(b"ggla", "big"),
     "LLAMA_FILE_MAGIC_GGSN": int.from_bytes(b"ggsn", "big"),
     "LLAMA_FILE_MAGIC_GGSQ": int.from_bytes(b"ggsq", "big"),

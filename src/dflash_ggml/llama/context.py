@@ -1,4 +1,4 @@
-"""`Llama._ctx`: one sequence of tokens on an engine, evaluated call by call, and llama.h's view of it."""
+"""`Llama._ctx`: one sequence on an engine, evaluated call by call, and llama.h's interface to it."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ T = TypeVar("T")
 
 
 class TokenGeneration(Generation):
-    """The tokens after a prompt as events, until `ends` says that the next one is too many."""
+    """The tokens after a prompt as events, until `ends` is true."""
 
     def __init__(self, ids: Sequence[int], sampler: Sampler, ends: Callable[[int], bool]) -> None:
         super().__init__(ids, {"sampler": sampler, "max_tokens": None, "stop": ends})
 
     def take(self, step: Step) -> None:
-        """Pass on the tokens of a step, without one that ended the generation."""
+        """Emit the tokens of a step, without one that ended the generation."""
         self.events.extend(step.tokens[:-1] if step.finish == "stop" else step.tokens)
 
 
 def llama_model_default_params() -> SimpleNamespace:
-    """Parameters of a LlamaModel; n_gpu_layers and main_gpu have an effect, others can be set and have none."""
+    """Parameters of a LlamaModel; only n_gpu_layers and main_gpu have an effect."""
     return SimpleNamespace(n_gpu_layers=0, main_gpu=0)
 
 
 def llama_context_default_params() -> SimpleNamespace:
-    """Parameters of a LlamaContext, those that have an effect; others can be set and have none."""
+    """The effective parameters of a LlamaContext; others can be set without effect."""
     return SimpleNamespace(n_ctx=512, n_batch=2048, n_ubatch=512, n_threads=None)
 
 
 class LlamaContext:
-    """A context: of a Llama, or with an engine of its own that decodes plainly. It ends with its model.
+    """A context of a Llama, or with its own engine for plain decoding. It is closed with its model.
 
     Attributes:
         ctx: A handle for the `llama_*` functions.
-        n_tokens: How many of input_ids are evaluated.
+        n_tokens: Number of evaluated input_ids.
     """
 
     ctx: int | None
@@ -132,7 +132,7 @@ class LlamaContext:
         return ConfigError("this Llama is closed; open the model again")
 
     def between_steps(self, work: Callable[[], None]) -> None:
-        """Do something while no slot is needed: a stream that this thread left open ends, that of another is waited for."""
+        """Run a function while no slot is in use: ends this thread's unfinished stream, and waits for other threads'."""
         if self._session is None:
             work()
         else:
@@ -142,11 +142,11 @@ class LlamaContext:
         """Free the engine; a second call does nothing."""
         try:
             self.between_steps(self.free)
-        except DeviceError:  # there was nothing to wait for
+        except DeviceError:  # nothing was running
             self.free()
 
     def free(self) -> None:
-        """The same, whatever runs."""
+        """Free the engine without waiting for streams."""
         engine, self._engine, self._session, self.ctx = getattr(self, "_engine", None), None, None, None
         if engine is not None:
             engine.close()
@@ -163,7 +163,7 @@ class LlamaContext:
 
     @property
     def scores(self) -> npt.NDArray[np.single]:
-        """Logits by position, single [n_ctx or n_batch, n_vocab]; filled with logits_all only, allocated when touched."""
+        """Logits by position, single [n_ctx or n_batch, n_vocab]; only filled with logits_all, allocated on use."""
         if self.scores_buffer is None:
             rows = self._n_ctx if self.options.logits_all else self.n_batch
             self.scores_buffer = np.zeros((rows, self.model.n_vocab()), np.single)
@@ -181,7 +181,7 @@ class LlamaContext:
         self.requires_eval = True
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those that are evaluated.
+        """Evaluate tokens after the evaluated ones.
 
         Raises:
             ContextOverflowError: They do not fit.
@@ -191,13 +191,13 @@ class LlamaContext:
         self.on_slot(lambda slot: self._evaluate(slot, self.ids.tolist() + more), len(more))
 
     def on_slot(self, work: Callable[[CachedSlot], T], more: int = 0) -> T:
-        """Do something between two steps with the slot that has most of the context, and cache rows for `more` tokens."""
+        """Run a function between two steps on the slot with the longest prefix of the context, with rows for `more` tokens."""
         ids = self.ids.tolist()
         return self.session.scheduler.borrow(work, ids, len(ids) + more + 1)
 
     def _evaluate(self, slot: CachedSlot, ids: list[int]) -> None:
-        """Bring a slot to exactly ids, with the logits of the last one."""
-        # with logits_all, rows exist for the tokens evaluated before
+        """Load exactly ids into a slot, with the logits of the last one."""
+        # with logits_all, logits of earlier tokens are stored
         known = common_prefix(self.ids, ids) if self.options.logits_all else len(ids)
         slot.load(ids[:known])
         for i, row in enumerate(slot.extend(ids[known:]), known):
@@ -205,7 +205,7 @@ class LlamaContext:
         self.follow(ids)
 
     def follow(self, ids: Sequence[int]) -> None:
-        """The context is these tokens, evaluated, from now on."""
+        """Set the context to these evaluated tokens."""
         self.n_tokens, self.requires_eval = 0, False
         self._append(ids)
 
@@ -214,9 +214,9 @@ class LlamaContext:
         self.n_tokens += len(ids)
 
     def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
-        """Evaluate exactly ids; the logits after these places in it, rising, float32 [n places, n_vocab].
+        """Evaluate exactly ids; returns the logits after these ascending positions, float32 [n positions, n_vocab].
 
-        From the first of them to the last a pass takes 32 tokens.
+        Between the first and the last of them passes have 32 tokens.
         """
         rows = np.empty((len(places), self.model.n_vocab()), np.single)
 
@@ -257,10 +257,10 @@ class LlamaContext:
     def stream(
         self, ids: list[int], sampler: Sampler, keeper: RowKeeper | None, criteria: tuple[Any, ...]
     ) -> Generator[int, None, None]:
-        """Evaluate ids, then yield what follows; n_tokens counts the tokens before the one that is being yielded.
+        """Evaluate ids, then yield generated tokens; n_tokens counts the tokens before the yielded one.
 
         Args:
-            ids: The tokens to go on from.
+            ids: The tokens to continue.
             sampler: Draws the tokens.
             keeper: Keeps each token's logits, for `criteria` and logits_all.
             criteria: (ids so far, logits after them) -> whether to stop.
@@ -289,13 +289,13 @@ class LlamaContext:
                 for token in tokens:
                     self._append(last)
                     yield token
-                    last = [token]  # counts once the next one is asked for, and comes
+                    last = [token]  # evaluated once the next one is requested
                 self._append(last)
         finally:
             self.requires_eval = True
 
     def state(self, slot: CachedSlot, seed: int) -> LlamaState:
-        """The evaluated context, and a seed that belongs to it."""
+        """The evaluated context, with a seed."""
         if slot.tokens != self.ids.tolist():
             self._evaluate(slot, self.ids.tolist())
         snapshot = slot.slot.snapshot() if self.n_tokens else None
@@ -305,10 +305,10 @@ class LlamaContext:
         return LlamaState(self.input_ids.copy(), scores, self.n_tokens, snapshot, size, seed)
 
     def restore(self, state: LlamaState, then: Callable[[], None]) -> None:
-        """Go back to a saved context, and call `then` before the next step.
+        """Restore a saved context, and call `then` before the next step.
 
         Raises:
-            ConfigError: The state comes from a model of another shape.
+            ConfigError: The state is from a model of another shape.
         """
 
         def work(slot: CachedSlot) -> None:
@@ -324,7 +324,7 @@ class LlamaContext:
 
         self.on_slot(work, max(state.n_tokens - self.n_tokens, 0))
 
-    # --- as llama.h has it
+    # --- llama.h's interface
 
     def n_ctx(self) -> int:
         """Context window in tokens."""
@@ -339,7 +339,7 @@ class LlamaContext:
         self.reset()
 
     def kv_cache_seq_rm(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Forget the positions from p0 on; False for a piece out of the middle, which cannot be taken out."""
+        """Remove the positions from p0 on; False for a range in the middle, which cannot be removed."""
         n, start = self.n_tokens, max(p0, 0)
         if 0 <= p1 < n and start < p1:
             return False
@@ -386,11 +386,11 @@ class LlamaContext:
         return 0
 
     def get_logits(self) -> Any:
-        """Pointer to the rows of the last batch, float [n wanted, n_vocab]; they live until the next one."""
+        """Pointer to the logits of the last batch, float [n requested, n_vocab]; valid until the next one."""
         return self._rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def row(self, i: int) -> npt.NDArray[np.single]:
-        """Logits of the i-th token of the last batch, float32 [n_vocab]; below 0: of the wanted ones, from the end."""
+        """Logits of the i-th token of the last batch, float32 [n_vocab]; negative: of the requested ones, from the end."""
         row = len(self._rows) + i if i < 0 else self._row_of.get(i, -1)
         if not 0 <= row < len(self._rows):
             raise ConfigError(
@@ -403,6 +403,6 @@ class LlamaContext:
         return self.row(i).ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def reset_timings(self) -> None:
-        """Nothing: timings come with every answer."""
+        """No effect: timings are part of every answer."""
 
     print_timings = reset_timings

@@ -1,4 +1,4 @@
-"""Vectors of texts, with the pooling of llama.h."""
+"""Embeddings of texts, with llama.h's pooling types."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ..errors import ConfigError, ContextOverflowError
 from ..session.embedding import Pooling, embed, normalised
 from .context import LlamaContext
 
-# LLAMA_POOLING_TYPE_*; unspecified is the mean, where llama.cpp would give such a model's states token by token
+# LLAMA_POOLING_TYPE_*; unspecified means mean, where llama.cpp would return states per token
 POOLINGS: dict[int, Pooling] = {-1: "mean", 0: "none", 1: "mean", 2: "first", 3: "last"}
 
 
 def vectors(
     ctx: LlamaContext, texts: list[list[int]], normalize: bool, truncate: bool
 ) -> tuple[list[Any], int]:
-    """Embed texts; the context stays as it is.
+    """Embed texts; the context stays unchanged.
 
     Args:
         ctx: The context, with its pooling type.
-        texts: Ids of each.
-        normalize: Give vectors the length 1.
+        texts: Token ids of each text.
+        normalize: Scale vectors to length 1.
         truncate: Cut texts beyond the context.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Chat formatters and the chat handlers made of them, as llama-cpp-python has them.
+"""llama-cpp-python's chat formatters, and chat handlers made of them.
 
-A formatter turns messages into a prompt and strings that end the answer; a handler answers with that prompt.
+A formatter converts messages to a prompt and stop strings; a handler answers with that prompt.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .template_handler import TemplateHandler, listed
 from .tokenizer import auto_tokenizer
 
 P = ParamSpec("P")
-# the template of a prompt that a formatter has made already: `prompt` comes in as a keyword of the template
+# template for a prompt made by a formatter, passed as the variable `prompt`
 FORMATTED = "{{ formatted_prompt }}"
 
 
 @dataclass
 class ChatFormatterResponse:
-    """What a formatter gives.
+    """Result of a formatter.
 
     Attributes:
         prompt: The text.
         stop: Strings that end the answer.
         stopping_criteria: Whether the answer ends after a token.
-        added_special: BOS is in the prompt already.
+        added_special: Whether the prompt includes BOS.
     """
 
     prompt: str
@@ -40,13 +40,13 @@ class ChatFormatterResponse:
 
 
 class ChatFormatter(Protocol):
-    """A function that makes a prompt of messages."""
+    """A function from messages to a prompt."""
 
     def __call__(self, *, messages: Any, **kwargs: Any) -> ChatFormatterResponse: ...
 
 
 def plain_rows(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with plain texts and the roles that every format has."""
+    """Messages with plain texts and common roles."""
     rows = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -100,7 +100,7 @@ class Jinja2ChatFormatter:
         """The prompt of a conversation.
 
         Raises:
-            ConfigError: The template refuses the conversation; it has the template's own words.
+            ConfigError: The template refuses the conversation; with the template's message.
         """
         named = {"functions": functions, "function_call": function_call, "tool_choice": tool_choice}
         prompt = self._compiled.render(
@@ -122,7 +122,7 @@ class Jinja2ChatFormatter:
         native = TemplateHandler(self.template, stop=(self.eos_token,), variables=tokens)
 
         def handler(*, llama: Any, messages: Any, **kwargs: Any) -> Any:
-            # tokens that end every answer need no watching
+            # tokens that always end an answer need no check
             ends = (self.stop_token_ids or set()) <= llama._model.tokenizer.eog_ids
             return (native if ends else formatted)(llama=llama, messages=messages, **kwargs)
 
@@ -131,9 +131,9 @@ class Jinja2ChatFormatter:
 
 
 def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> Callable[..., Any]:
-    """A chat handler for Llama(chat_handler=...): the formatter makes the prompt, Llama does the rest.
+    """A chat handler for Llama(chat_handler=...), with a formatter's prompts.
 
-    Tools that a formatter does not render are not described to the model.
+    Tools are only described to the model if the formatter renders them.
     """
 
     def handler(*, llama: Any, messages: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The functions of llama.h that need no libllama: vocabulary, sizes, metadata, and decoding one sequence.
+"""Functions of llama.h that do not need libllama: vocabulary, sizes, metadata, and decoding one sequence.
 
-Arguments and results as there: handles are `llm.model` and `llm.ctx`, texts are bytes, buffers are ctypes arrays, and a
-negative count says how much room was lacking. Functions that are not here are not there at all.
+Arguments and results as in llama.h: handles are `llm.model` and `llm.ctx`, texts are bytes, buffers are ctypes arrays, and a
+negative count is the required buffer size. Other functions are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _version() -> str:
 
 
 def _text_into(text: str | None, buffer: Any, size: int) -> int:
-    """Write a text with its closing zero, cut to the buffer; the length of the whole text, -1 if there is none."""
+    """Write a zero-terminated text, truncated to the buffer; returns the whole text's length, -1 without a text."""
     if text is None:
         return -1
     whole = text.encode()
@@ -41,7 +41,7 @@ def _text_into(text: str | None, buffer: Any, size: int) -> int:
 
 
 def _bytes_into(text: bytes, buffer: Any, size: int) -> int:
-    """Write bytes without a zero; minus their number where they do not fit."""
+    """Write bytes without terminator; returns their number, negative if they do not fit."""
     if len(text) > size:
         return -len(text)
     ctypes.memmove(buffer, text, len(text))
@@ -55,7 +55,7 @@ def _nth(texts: Iterable[str], i: int) -> str | None:
 def _tokenize(
     model: LlamaModel, text: bytes, n: int, tokens: Any, room: int, add: bool, special: bool
 ) -> int:
-    """Ids of a text into an array; their number, or minus that number where the array is too small."""
+    """Write a text's ids to an array; returns their number, negative if the array is too small."""
     ids = model.tokenize(bytes(text[:n]), bool(add), bool(special))
     if len(ids) > room:
         return -len(ids)
@@ -91,19 +91,19 @@ def _chat_template(model: LlamaModel, name: bytes | None = None) -> bytes | None
 
 @ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int32, _token_p, c_int32, c_bool, c_bool)
 def c_tokenize(vocab: Any, text: Any, n: int, tokens: Any, room: int, add: bool, special: bool) -> int:
-    """llama_tokenize behind a C function pointer, for libraries that hand that on (llguidance)."""
+    """C function pointer of llama_tokenize, for libraries that need one (llguidance)."""
     given = ctypes.string_at(text, n) if n else b""
     return FUNCTIONS["llama_tokenize"](vocab, given, n, tokens, room, add, special)
 
 
 class Library:
-    """What stands for the loaded shared library, `llama_cpp.llama_cpp._lib`: C pointers to what has one."""
+    """Replacement for the loaded shared library, `llama_cpp.llama_cpp._lib`, with the available C pointers."""
 
     llama_tokenize = c_tokenize
 
 
 def _batch_of(tokens: Any, n_tokens: int) -> llama_batch:
-    """A batch of these tokens behind what the context holds."""
+    """A batch of these tokens after the context's."""
     batch = llama_batch(n_tokens, ctypes.cast(tokens, _token_p))
     batch._memory = tokens
     return batch
@@ -116,11 +116,11 @@ def _supports_gpu() -> bool:
 
 
 def _system_info() -> bytes:
-    """What stands here in place of libllama."""
+    """System information of this engine."""
     return f"dflash-ggml {_version()} on {platform.machine()}, no libllama".encode()
 
 
-# What a model tells, a context tells, and what is the same whatever is asked. The names without their `llama_`.
+# Functions of a model, of a context, and constant ones, without the prefix `llama_`.
 _OF_MODEL: dict[str, Callable[..., Any]] = {
     "model_get_vocab": lambda model: model.vocab or 0,
     "vocab_type": LlamaModel.vocab_type,
@@ -175,7 +175,7 @@ _CONSTANT: dict[str, Any] = {
     "model_decoder_start_token": -1,
     "max_devices": CONSTANTS["LLAMA_MAX_DEVICES"],
     "max_parallel_sequences": 1,
-    # there is no log to redirect (verbose=False silences the statistics), and memory goes with its object
+    # no effect: there is no log to redirect, and memory is freed with its object
     "batch_free log_set synchronize perf_context_print perf_context_reset": None,
     "backend_init backend_free numa_init": None,
 }

@@ -1,4 +1,4 @@
-"""Numbers that stand for objects where llama-cpp-python hands out pointers: `llm.model`, `llm.ctx` and what comes of them."""
+"""Numeric handles of objects, in place of llama-cpp-python's pointers: `llm.model`, `llm.ctx` and derived ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = itertools.count(0x10000, 16)
 
 
 def handle_for(thing: Any) -> int:
-    """A number that stands for this object as long as it is referenced elsewhere."""
+    """A handle for this object, valid while it is referenced elsewhere."""
     number = next(_numbers)
     _objects[number] = thing
     return number
@@ -25,7 +25,7 @@ def behind(handle: Any, kind: type[T]) -> T:
     """The object of a handle.
 
     Raises:
-        ConfigError: The number is no handle, or its object is gone or of another kind.
+        ConfigError: The handle is invalid, or its object is gone or of another kind.
     """
     value = getattr(handle, "value", handle)  # ctypes' integers
     found = _objects.get(value) if isinstance(value, int) else None

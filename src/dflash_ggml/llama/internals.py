@@ -1,4 +1,4 @@
-"""Names that users import from llama-cpp-python's inner modules: `_internals`, `_utils`, `_logger`."""
+"""Names of llama-cpp-python's internal modules that users import: `_internals`, `_utils`, `_logger`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 from ..errors import ConfigError
 
 logger = logging.getLogger("llama-cpp-python")
-# ggml's levels of messages, none to debug and "goes on", in terms of logging
+# ggml's log levels, from none to debug and "continued", as levels of `logging`
 GGML_LOG_LEVEL_TO_LOGGING_LEVEL = dict(
     enumerate((logging.CRITICAL, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG, logging.DEBUG))
 )
 
-# wrappers of libllama's objects that have nothing behind them here, and what to do instead
+# wrappers of libllama's objects without counterpart here, with advice
 ABSENT = {
     "CustomSampler": "pass a logits_processor",
     "LlamaSamplingContext": "pass the sampling keywords to Llama's methods",

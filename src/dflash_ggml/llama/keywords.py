@@ -1,4 +1,4 @@
-"""The keywords of `Llama`'s methods, as llama-cpp-python has them: their only list, with order, types and defaults."""
+"""Keywords of `Llama`'s methods as in llama-cpp-python: the single list, with order, types and defaults."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Of these a default gives way to what the model file recommends.
+# Options whose default is overridden by the model file's recommendation.
 RECOMMENDABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
 class LeftOutFloat(float):
-    """A default that was not passed: equals and prints as the plain number; only its class differs."""
+    """A default value that was not passed explicitly: behaves like the plain number, with a distinct class."""
 
 
 class LeftOutInt(int):
-    """The same of whole numbers."""
+    """As `LeftOutFloat`, for integers."""
 
 
-# the keywords of methods, behind `*` by name only: those that this package adds
+# keywords of the methods; those after `*` are this package's own
 
 
 def create_completion(
@@ -65,7 +65,7 @@ def create_completion(
     on_step: Callable[[Step], None] | None = None,
     n: int | None = None,
 ) -> None:
-    """Of `Llama.create_completion`."""
+    """Keywords of `Llama.create_completion`."""
 
 
 def create_chat_completion(
@@ -108,7 +108,7 @@ def create_chat_completion(
     budget: int | None = None,
     on_step: Callable[[Step], None] | None = None,
 ) -> None:
-    """Of `Llama.create_chat_completion`."""
+    """Keywords of `Llama.create_chat_completion`."""
 
 
 def generate(
@@ -132,7 +132,7 @@ def generate(
     stopping_criteria: StoppingCriteriaList | None = None,
     grammar: LlamaGrammar | None = None,
 ) -> None:
-    """Of `Llama.generate`."""
+    """Keywords of `Llama.generate`."""
 
 
 def sample(
@@ -154,7 +154,7 @@ def sample(
     grammar: LlamaGrammar | None = None,
     idx: int | None = None,
 ) -> None:
-    """Of `Llama.sample`."""
+    """Keywords of `Llama.sample`."""
 
 
 SIGNATURES = {
@@ -169,7 +169,7 @@ def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of a call with all defaults, `self` among them.
 
     Raises:
-        TypeError: They do not fit, as in a call.
+        TypeError: They do not match the signature.
     """
     defaults = _DEFAULTS[method]
     found = {**defaults, **dict(zip(defaults, args)), **kwargs}
@@ -177,14 +177,14 @@ def arguments(method: str, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
     if is_plain and len(found) == len(defaults) and not any(v is Parameter.empty for v in found.values()):
         return found
     try:
-        bound = SIGNATURES[method].bind(*args, **kwargs)  # 50 times as slow
+        bound = SIGNATURES[method].bind(*args, **kwargs)  # 50 times slower
     except TypeError as error:
         raise TypeError(f"{method}() {error}") from None
     return {**defaults, **bound.arguments}
 
 
 def takes(form: Callable[P, None]) -> Callable[[Callable[[Any, dict[str, Any]], R]], Callable[P, R]]:
-    """Give a method the keywords of `form`; it gets them in a dict."""
+    """Decorator: a method takes the keywords of `form`, as a dict."""
 
     def decorate(method: Callable[[Any, dict[str, Any]], R]) -> Callable[P, R]:
         @wraps(method)
@@ -200,7 +200,7 @@ def takes(form: Callable[P, None]) -> Callable[[Callable[[Any, dict[str, Any]], 
 
 
 def for_handler(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat handler gets of a call: all that llama-cpp-python has, and what was given of this package's own."""
+    """Keywords for a chat handler: all of llama-cpp-python's, and the given ones of this package."""
     known = SIGNATURES["create_chat_completion"].parameters
     own = {name for name, parameter in known.items() if parameter.kind is Parameter.KEYWORD_ONLY}
     return {name: value for name, value in options.items() if value is not None or name not in own}
@@ -213,7 +213,7 @@ def sampling_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settled(options: Mapping[str, Any], recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """`options` with those that were left out, or None, as the model file recommends them, else as plain numbers."""
+    """`options` with omitted and None values replaced by the model file's recommendations, else plain numbers."""
 
     def one(name: str, value: Any) -> Any:
         if value is None:

@@ -1,4 +1,4 @@
-"""Lenience of llama-cpp-python: meaningless values brought into range, with one warning per call."""
+"""Lenient input handling as in llama-cpp-python: invalid values are clamped, with one warning per call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WHOLE = ("top_k", "mirostat_mode")
 
 
 def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    """Sampler options as the sampler takes them: shares between 0 and 1, penalties above 0, a bias on known ids only, no nulls.
+    """Sampler options in valid ranges: shares between 0 and 1, penalties above 0, biases of known ids only, no None.
 
-    Every change is warned of.
+    Changes are reported in a warning.
 
     Raises:
-        ConfigError: A count is no whole number.
+        ConfigError: A count is not a whole number.
     """
     out, changed = {name: value for name, value in options.items() if value is not None}, []
     for name in _WHOLE:
@@ -55,7 +55,7 @@ def whole(name: str, value: Any) -> int:
     """A whole number, also from a float such as 2.0.
 
     Raises:
-        ConfigError: It is not whole; it names the option.
+        ConfigError: It is not whole; the error names the option.
     """
     if isinstance(value, float) and not value.is_integer():
         raise ConfigError(f"{name}: {value} is not a whole number")
@@ -63,12 +63,12 @@ def whole(name: str, value: Any) -> int:
 
 
 def usable_messages(messages: Any) -> Any:
-    """The conversation in text, read as the server reads it, with roles that templates know and at least one message.
+    """The conversation as text, as in the server, with known roles and at least one message.
 
-    What is no list stays as it is.
+    Anything but a list is returned unchanged.
 
     Raises:
-        ConfigError: For a part that cannot be read.
+        ConfigError: A part cannot be read.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         return messages
@@ -99,7 +99,7 @@ def usable_messages(messages: Any) -> Any:
 
 
 def _is_role(role: Any) -> bool:
-    """Whether the templates' layer takes this for a role."""
+    """Whether it is a valid role name."""
     try:
         normalise_messages([{"role": role, "content": ""}])
     except ConfigError:
@@ -108,7 +108,7 @@ def _is_role(role: Any) -> bool:
 
 
 def _function_call(call: Any) -> Any:
-    """An earlier call of a tool whose input is text, as the call of a function."""
+    """An earlier call of a tool with text input, as a function call."""
     custom = call.get("custom") if isinstance(call, Mapping) else None
     if not isinstance(custom, Mapping):
         return call
@@ -117,8 +117,8 @@ def _function_call(call: Any) -> Any:
 
 
 def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
-    """A tool_choice that has something to choose from; what is no choice at all stays as it is."""
-    if choice == "any":  # some clients' word
+    """A usable tool_choice; invalid ones are returned unchanged."""
+    if choice == "any":  # some clients' name
         choice = "required"
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
         warn([f"tool_choice {choice!r} is none of auto, none, required and taken as auto"])
@@ -130,7 +130,7 @@ def usable_choice(choice: Any, tools: Sequence[Any]) -> Any:
 
 
 def warn(messages: Sequence[str]) -> None:
-    """One warning, shown at the line that called into this package."""
+    """Emit one warning, attributed to the line that called into this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("dflash_ggml."):
         frame, level = frame.f_back, level + 1

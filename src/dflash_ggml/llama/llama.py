@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaGrammar", "LlamaState", "LogitsProcessorList", "StoppingCriteriaList"]
 
 P = ParamSpec("P")
-# attributes of Llama that are those of its context and of its options: NAME, or NAME=where it is called FIELD
+# attributes of Llama from its context and options: NAME, or NAME=FIELD
 _CONTEXT = (
     "n_tokens input_ids scores _input_ids=ids _scores_buffer=scores_buffer _requires_eval=requires_eval"
 )
@@ -72,7 +72,7 @@ _OPTIONS = """model_path verbose last_n_tokens_size draft_model tensor_split kv_
 def _with_keywords_of(
     options: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor the keywords of another; what it does not know it swallows."""
+    """Decorator: a constructor takes the keywords of another; unknown ones are ignored."""
 
     def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         first, *rest = signature(options).parameters.values()
@@ -172,7 +172,7 @@ class Llama:
         return open_engine(self._options)
 
     def _handler(self, source: str) -> TemplateHandler:
-        """A handler of one of the model's templates, compiled now, so that a bad one is found here."""
+        """A handler of one of the model's templates, compiled now to detect errors early."""
         if not self._options.vocab_only:
             self.session.templates.of(source)
         return TemplateHandler(source)
@@ -182,7 +182,7 @@ class Llama:
             raise AttributeError(f"{name}: there is no libllama behind this Llama, so its parts do not exist")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    # --- what others look at
+    # --- public attributes
 
     @property
     def engine(self) -> Engine:
@@ -278,7 +278,7 @@ class Llama:
         """How many leading tokens are equal."""
         return common_prefix(a, b)
 
-    # --- tokens, one call at a time
+    # --- low-level evaluation
 
     def set_seed(self, seed: int) -> None:
         """Seed of the next sampled answer."""
@@ -297,7 +297,7 @@ class Llama:
         self._ctx.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind the first n_tokens of input_ids.
+        """Evaluate tokens after the first n_tokens of input_ids.
 
         Raises:
             ContextOverflowError: They do not fit.
@@ -326,8 +326,8 @@ class Llama:
     def sample(self, options: dict[str, Any]) -> int:
         """A token from the logits after the last evaluated token, or after position idx (needs logits_all).
 
-        Penalties count the text so far: it is unknown which part of it is a prompt. tfs_z and penalize_nl have no
-        effect, as in llama-cpp-python.
+        Penalties count all tokens so far, since the prompt's length is unknown. tfs_z and penalize_nl have no effect, as in
+        llama-cpp-python.
 
         Raises:
             ConfigError: Nothing was evaluated.
@@ -339,10 +339,10 @@ class Llama:
 
     @takes(keywords.generate)
     def generate(self, options: dict[str, Any]) -> Generator[int, Sequence[int] | None, None]:
-        """Tokens after a prompt, without end: end-of-generation tokens are yielded like others, the caller breaks.
+        """Yield tokens after a prompt, including end-of-generation tokens: the caller breaks.
 
-        Tokens that are sent in are put behind the last one. reset=False goes on from the current context. Ends when
-        the context is full or stopping_criteria(ids so far, logits after them) says so.
+        Tokens passed to send() are appended. reset=False continues the current context. Ends when the context is full or
+        stopping_criteria(ids so far, logits after them) is true.
         """
         before = [] if options["reset"] else self._ctx.ids.tolist()
         ids = before + [int(t) for t in options["tokens"]]
@@ -362,18 +362,18 @@ class Llama:
                         break
 
     def save_state(self) -> LlamaState:
-        """The evaluated context, to be given to load_state of this or an equal model."""
+        """The evaluated context, for load_state of this or an equal model."""
         return self._ctx.on_slot(lambda slot: self._ctx.state(slot, self._seed))
 
     def load_state(self, state: LlamaState) -> None:
-        """Go back to a saved context and its seed.
+        """Restore a saved context and its seed.
 
         Raises:
-            ConfigError: The state comes from a model of another shape.
+            ConfigError: The state is from a model of another shape.
         """
         self._ctx.restore(state, lambda: self.set_seed(state.seed))
 
-    # --- texts
+    # --- completions
 
     @takes(keywords.create_completion)
     def create_completion(self, options: dict[str, Any]) -> dict[str, Any] | Iterator[dict[str, Any]]:
@@ -391,8 +391,8 @@ class Llama:
             on_step: Called with every engine step.
 
         Raises:
-            ContextOverflowError: The prompt leaves no room for an answer (a ValueError); with stream=True at the first next().
-            ConfigError: Something that was asked for cannot be (a ValueError); with stream=True at the first next().
+            ContextOverflowError: The prompt fills the context (a ValueError); with stream=True at the first next().
+            ConfigError: An option cannot be honoured (a ValueError); with stream=True at the first next().
         """
         prompt, seed, n = options["prompt"], options["seed"], 1 if options["n"] is None else options["n"]
         prompts: list[Any] = [prompt] if is_one(prompt) else list(prompt)
@@ -419,7 +419,7 @@ class Llama:
             A dict for each prompt, of n choices, in their order.
 
         Raises:
-            ContextOverflowError, ConfigError: As create_completion, for the first prompt at fault, once all others have ended.
+            ContextOverflowError, ConfigError: As create_completion, for the first failing prompt, once all others have ended.
         """
         _refuse_stream("create_completions", options)
         bodies = self._completions(prompts, seed, n, arguments("create_completion", self, "", **options))
@@ -435,7 +435,7 @@ class Llama:
     def _completion(
         self, prompt: Any, seed: int | None, options: Mapping[str, Any], batch: Batch | None = None
     ) -> Callable[[], Any]:
-        """A completion made ready: its seed is drawn, what cannot be is refused, and one of a batch begins."""
+        """Prepare a completion: draw its seed, check its options, and start it if it is part of a batch."""
         params = self._next_params(seed, options)
         ids = self._prompt(prompt, options["suffix"])
         request = completion_request(ids, params, options, self._options)
@@ -447,7 +447,7 @@ class Llama:
         return partial(completion_chunks if options["stream"] else completion_body, events, head, echo=text)
 
     def _prompt(self, prompt: Any, suffix: str | None) -> str | list[int]:
-        """The prompt as given, or its ids where a tokenizer of the caller's replaces the model's own. Raises TypeError."""
+        """The prompt, or its ids if the caller has replaced the tokenizer. Raises TypeError."""
         if isinstance(prompt, bytes):  # a sequence of numbers, too, but not of tokens
             raise TypeError("prompt: expected text or token ids, got bytes; decode them first")
         if isinstance(prompt, str) and self._options.tokenizer is not None and suffix is None:
@@ -496,7 +496,7 @@ class Llama:
         """
         _refuse_stream("create_chat_completions", options)
         each = [(messages, own) for messages in conversations for own in self._drawn(seed, n)]
-        # a handler that does more than make a prompt answers one conversation after the other
+        # custom handlers answer one conversation after the other
         defers = getattr(self._handler_in_use(), "only_prompts", False)
         calls: list[Any] = []
         with self._batch(len(each)) as batch:
@@ -524,7 +524,7 @@ class Llama:
         return handler or get_chat_completion_handler(str(self.chat_format))
 
     def _chat(self, template: str, messages: Sequence[Mapping[str, Any]], **given: Any) -> Any:
-        """A chat's body, with `stream` its chunks; as part of a batch what gives the body once that runs.
+        """A chat's body, with `stream` its chunks; in a batch a function that returns the body.
 
         given: keywords of create_chat_completion, and stopping_criteria.
         """
@@ -556,15 +556,15 @@ class Llama:
         return self._params(self._seed, options)
 
     def _drawn(self, seed: int | None, n: int) -> list[int]:
-        """Seeds of n choices: the one that was asked for and the next ones, so that they differ and can be had again; n times one
-        that asks for fresh entropy; or the next of the constructor seed's chain."""
+        """Seeds of n choices: the given one and its successors, so that choices differ and are reproducible; n times fresh
+        entropy; or the next of the constructor seed's chain."""
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise ConfigError(f"n: expected 1 or more, got {n!r}")
         if seed is not None:
             seed &= 0xFFFFFFFF
             if seed == LLAMA_DEFAULT_SEED:
                 return [seed] * n
-            return [(seed + i) % LLAMA_DEFAULT_SEED for i in range(n)]  # behind the last seed comes 0
+            return [(seed + i) % LLAMA_DEFAULT_SEED for i in range(n)]  # the last seed is followed by 0
         drawn = []
         for _ in range(n):
             drawn.append(random.Random(self._seed).randint(0, 2**32))
@@ -572,8 +572,8 @@ class Llama:
         return drawn
 
     def _batch(self, n: int) -> AbstractContextManager[Batch | None]:
-        """A batch for n generations; None where they run one by one. One warning of what belongs to the context, which a batch
-        leaves alone."""
+        """A batch for n generations; None if they run one by one. Warns about features of the context, which a batch does not
+        use."""
         if self.n_seq_max == 1 or n == 1:
             return nullcontext()
         left_out = {
@@ -681,7 +681,7 @@ class Llama:
         self.__init__(**state)  # type: ignore[misc]
 
     def close(self) -> None:
-        """Free the model; a second call does nothing. Tokenising still works, what needs weights says that it is closed."""
+        """Free the model; a second call has no effect. Tokenising still works, operations with weights raise an error."""
         self._ctx.close()
         self._model.close()
 
@@ -693,7 +693,7 @@ class Llama:
 
     def __del__(self) -> None:
         if "_ctx" in vars(self):
-            self._ctx.free()  # what still runs is as unreachable as this
+            self._ctx.free()  # running generations are unreachable too
 
 
 def _named(words: str) -> Iterator[tuple[str, str]]:

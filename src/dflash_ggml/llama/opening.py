@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def open_engine(options: LlamaOptions) -> Engine:
-    """The engine with the draft that was named, or lies beside the target, or none; logged."""
+    """Open the engine with the given draft, the one in the target's folder, or none; logs the choice."""
     from ..engine.engine import Engine
 
-    options.engine_config(None)  # a bad value is refused before files are looked at
+    options.engine_config(None)  # check values before opening files
     draft, found, own = _choose_draft(options)
     config = options.engine_config(draft, own)
     try:
         return Engine.load(config)
     except DflashError as error:
-        if draft is None or not found or config.mode != "auto":  # any other mode asks for a draft
+        if draft is None or not found or config.mode != "auto":  # any other mode needs a draft
             raise
         reason = str(error)
-    engine = Engine.load(options.engine_config(None, True))  # the target's own head drafts, if it has one
+    engine = Engine.load(options.engine_config(None, True))  # use the target's prediction head, if it has one
     head = "drafting with the target's prediction head"
     how = head if engine.has_draft else "decoding without a draft model"
     warn([f"the draft that was found is not used, {how}: {reason}"])

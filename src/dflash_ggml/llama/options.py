@@ -1,4 +1,4 @@
-"""The constructor options of `Llama`: all that llama-cpp-python has, grouped by what they mean here."""
+"""Constructor options of `Llama`: all of llama-cpp-python's, grouped by their effect."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DEFAULT_BATCH = 512
 # ggml type numbers
 _CACHE_TYPES: dict[int | None, CacheType] = {None: "auto", 0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1"}
 _CACHE_TYPES |= {6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "q4_0", 30: "bf16"}
-_IQ4_NL = 20  # llama.cpp caches in it too; here q4_0, of the same size, stands for it
+_IQ4_NL = 20  # llama.cpp supports it for caches; replaced by q4_0, of the same size
 _OVERRIDABLE = ("tokenizer.chat_template",)
-_ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is what LangChain always sends
+_ROPE_AS_IN_FILE = ((0.0, 0.0), (10000.0, 1.0))  # the second is LangChain's default
 
 
 _OWN_ROPE = "only the model file's own rope settings are supported"
-# what a keyword may be, and why it may be nothing else
+# supported values of a keyword, and the reason for refusing others
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lora_path": ((None,), "LoRA adapters are not supported; merge the adapter into the model file"),
     "rope_scaling_type": ((-1, None), f"{_OWN_ROPE} (-1)"),
@@ -34,18 +34,18 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 # without effect on a single-context engine
 _NO_MEANING = """use_mmap use_mlock attention_type offload_kqv op_offload swa_full no_perf
     lora_base numa"""
-# keywords that the engine's configuration has under the same name
+# keywords with the same name in the engine's configuration
 _SAME = """n_ctx n_gpu_layers main_gpu draft_device candidates chain_seed calibrate reproducible draft_window draft_type
     draft_max"""
 
 
 class FoundDraft(str):
-    """The path of a draft that was found, not named: if it is unusable, a warning and plain decoding."""
+    """Path of a draft that was found, not named: if unusable, a warning and plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """One value per keyword of Llama(); see there for those that have an effect."""
+    """Values of all keywords of Llama(); see there for the effective ones."""
 
     model_path: str
     n_gpu_layers: int = 0
@@ -111,7 +111,7 @@ class LlamaOptions:
     penalize_prompt: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for what would change the results but cannot be done; warn once of what has no meaning here."""
+        """Raise ConfigError for unsupported options that would change results; warn once about options without effect."""
         if self.pooling_type not in range(-1, 4):
             raise ConfigError(f"pooling_type: {self.pooling_type} is not between -1 and 3")
         if not isinstance(self.n_seq_max, int) or not 1 <= self.n_seq_max <= MAX_PARALLEL:
@@ -147,7 +147,7 @@ class LlamaOptions:
         """Types of the K/V cache's keys and values.
 
         Raises:
-            ConfigError: A number is that of no such type.
+            ConfigError: A number is not a cache type.
         """
         for name, number in (("type_k", self.type_k), ("type_v", self.type_v)):
             if number not in _CACHE_TYPES:
@@ -157,19 +157,19 @@ class LlamaOptions:
 
     @property
     def threads(self) -> int | None:
-        """CPU threads; None, as 0 and less, leaves the number to the engine."""
+        """CPU threads; None, 0 and below mean the engine's choice."""
         return self.n_threads if self.n_threads and self.n_threads > 0 else None
 
     @property
     def _split(self) -> SplitMode | None:
-        """llama-cpp-python's default, by layers, is taken at its word only where devices or proportions are named: what one GPU
-        has room for is no faster on several."""
+        """llama-cpp-python's default (by layers) only applies if devices or proportions are given: a model that fits one GPU is
+        not faster on several."""
         modes: dict[int, SplitMode | None] = {0: "none", 1: None, 3: "tensor"}
         return modes.get(self.split_mode, "layer")
 
     @property
     def _batch(self) -> int:
-        """Tokens per prefill pass; llama-cpp-python's default leaves the number to the engine."""
+        """Tokens per prefill pass; llama-cpp-python's default means the engine's choice."""
         if self.n_batch == DEFAULT_BATCH:
             return 0
         return max(min(self.n_batch, self.n_ctx) if self.n_ctx else self.n_batch, 1)
@@ -199,7 +199,7 @@ class LlamaOptions:
 
     @property
     def lookup(self) -> LlamaPromptLookupDecoding | None:
-        """Prompt lookup, if that is what drafts: the engine has its own."""
+        """The given prompt lookup, which enables the engine's own; else None."""
         return self.draft_model if isinstance(self.draft_model, LlamaPromptLookupDecoding) else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from ..text.grammar_spec import spec_of
 from .lenient import sampling_in_range, usable_choice, usable_messages
 from .options import LLAMA_DEFAULT_SEED, LlamaOptions
 
-# of the sampler's options those that the methods take under the same name and pass on as they are
+# sampler options with the same name in the methods
 SAMPLING_OPTIONS = tuple(
     name for name in OPTIONS if name not in ("temperature", "penalty_last_n", "logit_bias", "seed")
 )
 
 
 def sampling_params(*, seed: int, last_n_tokens_size: int, n_vocab: int, **options: Any) -> SamplingParams:
-    """Sampler options, brought into range; a seed of -1 or 2^32-1 asks for fresh entropy, as in llama.cpp."""
+    """Sampler options, clamped to valid ranges; a seed of -1 or 2^32-1 means fresh entropy, as in llama.cpp."""
     seed &= 0xFFFFFFFF
     options = sampling_in_range(options, n_vocab)
     return SamplingParams(
@@ -39,19 +39,19 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def grammar_spec(grammar: Any) -> GrammarSpec | None:
-    """The constraint behind a `grammar` argument: our LlamaGrammar, a GrammarSpec, or GBNF text; an empty one is none."""
+    """The constraint of a `grammar` argument: a LlamaGrammar, a GrammarSpec, or GBNF text; None if empty."""
     if isinstance(grammar, LlamaGrammar):
         grammar = grammar.spec
     if isinstance(grammar, GrammarSpec):
         return grammar if grammar.kind == "json_object" else spec_of(grammar.kind, grammar.text)
-    text = getattr(grammar, "_grammar", grammar)  # llama-cpp-python's own class has it
+    text = getattr(grammar, "_grammar", grammar)  # attribute of llama-cpp-python's class
     if text is None or isinstance(text, str):
         return spec_of("gbnf", text)
     raise ConfigError(f"grammar: expected a LlamaGrammar or GBNF text, got {type(grammar).__name__}")
 
 
 def _shared(sampling: SamplingParams, options: Mapping[str, Any], opened: LlamaOptions) -> dict[str, Any]:
-    """What completions and chats share, of a call's keywords and the constructor's."""
+    """Common options of completions and chats, from a call's keywords and the constructor's."""
     limit = options["max_tokens"]
     return {
         "sampling": sampling,
@@ -99,7 +99,7 @@ def tool_choice_of(value: Any) -> ToolChoice:
     """A tool_choice argument as a typed choice.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is invalid.
     """
     if value is None:
         return "auto"
@@ -107,7 +107,7 @@ def tool_choice_of(value: Any) -> ToolChoice:
         return value
     function = value.get("function") if isinstance(value, Mapping) else None
     if isinstance(value, Mapping) and value.get("type") == "function" and function is None:
-        function = value  # as the Responses API has it
+        function = value  # the Responses API's form
     if isinstance(function, Mapping) and isinstance(function.get("name"), str):
         return NamedTool(function["name"])
     raise ConfigError(

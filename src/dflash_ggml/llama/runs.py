@@ -23,13 +23,13 @@ from .lenient import warn
 
 
 class Batch:
-    """Generations of one call, which run while any of them is waited for; behind the `with` block all have ended."""
+    """Generations of one call, which run while any of them is awaited; after the `with` block all have ended."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._generations = scheduler, list[Generation]()
 
     def add(self, generation: Generation) -> Iterator[Event]:
-        """Begin a generation; its events."""
+        """Begin a generation; returns its events."""
         generation.runs_ahead = True
         self._scheduler.submit(generation)
         self._generations.append(generation)
@@ -44,7 +44,7 @@ class Batch:
 
 
 def all_of(calls: Sequence[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What all calls give, in their order. The first error is raised once all have ended."""
+    """Results of all calls, in order. The first error is raised once all have ended."""
     bodies, errors = list[dict[str, Any]](), list[Exception]()
     for call in calls:
         try:
@@ -57,9 +57,9 @@ def all_of(calls: Sequence[Callable[[], dict[str, Any]]]) -> list[dict[str, Any]
 
 
 def is_one(prompt: Any) -> bool:
-    """Whether a prompt is one text, or the ids of one, and not a list of several."""
+    """Whether a prompt is one text or its ids, not a list of several."""
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Iterable):
-        return True  # what is no prompt at all is no list of them either
+        return True  # an invalid prompt is not a list either
     return not any(isinstance(part, (str, list, tuple)) for part in prompt)
 
 
@@ -70,11 +70,11 @@ def events_of(
 
     Args:
         llm: The Llama.
-        request: What is asked.
-        hooks: What is called on the way.
+        request: The request.
+        hooks: Callables for steps and the end.
         batch: Begin it at once as part of this batch; None: alone, with the context and the state cache.
     """
-    with suppress(ConfigError):  # what is wrong is raised where the request is prepared
+    with suppress(ConfigError):  # errors are raised when the request is prepared
         for label, what in unbound(request):
             warn([f"{label}: {what} (not enforced)"])
     if batch is None:
@@ -84,7 +84,7 @@ def events_of(
 
 
 def _reported(llm: Any, events: Iterator[Event]) -> Iterator[Event]:
-    """The same events; with `verbose` the statistics are printed."""
+    """Pass events through, and print statistics with `verbose`."""
     for event in events:
         if llm.verbose and isinstance(event, Usage):
             print(usage_line(event), file=sys.stderr)
@@ -92,7 +92,7 @@ def _reported(llm: Any, events: Iterator[Event]) -> Iterator[Event]:
 
 
 def _alone(llm: Any, request: ChatRequest | CompletionRequest, hooks: Hooks) -> Iterator[Event]:
-    """Run a generation with the state cache before and after it, and `scores` of it with logits_all."""
+    """Run a generation with the state cache, and its `scores` with logits_all."""
     prepared = llm.session.prepare(request)
 
     def keep_scores(ids: Any, scores: Any) -> Any:
@@ -111,7 +111,7 @@ def _alone(llm: Any, request: ChatRequest | CompletionRequest, hooks: Hooks) -> 
 
 
 def _consult_cache(llm: Any, prompt: Sequence[int]) -> None:
-    """Load the state of `cache` that shares a longer prefix with the prompt than the context does; the seed stays."""
+    """Load the cached state with a longer common prefix than the context's; the seed stays."""
     if not llm.cache:
         return
     try:

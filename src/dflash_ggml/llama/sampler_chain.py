@@ -1,4 +1,4 @@
-"""llama-cpp-python's inner LlamaSampler: a chain of steps, drawn from by this package's sampler."""
+"""llama-cpp-python's internal LlamaSampler: a chain of steps, executed by this package's sampler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .context import LlamaContext
 from .model import LlamaModel
 from .requests import grammar_spec
 
-# every step off
+# all steps disabled
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -23,11 +23,11 @@ def _seeded(seed: int, **options: Any) -> dict[str, Any]:
     return {**options, "seed": None if seed == LLAMA_DEFAULT_SEED else seed}
 
 
-# a step's arguments, and the options of our sampler that it sets
+# a step's arguments, and our sampler's options that it sets
 _STEPS: dict[str, Callable[..., dict[str, Any]]] = {
     "greedy": lambda: {"temperature": 0.0},
     "dist": _seeded,
-    "softmax": dict,  # a draw takes logits
+    "softmax": dict,  # the final step
     "top_k": lambda k: {"top_k": k},
     "top_p": lambda p, min_keep=1: {"top_p": p},
     "min_p": lambda p, min_keep=1: {"min_p": p},
@@ -50,9 +50,9 @@ def _mirostat(mode: int, seed: int, tau: float, eta: float) -> dict[str, Any]:
 
 
 class LlamaSampler:
-    """Steps by name, each once. They act in the order of `decode.sampling`, whatever order they were added in.
+    """Steps by name, each once, applied in the order of `decode.sampling`.
 
-    Penalties and a grammar see the tokens that were sampled or accepted here, as there.
+    Penalties and a grammar see the tokens that were sampled or accepted here, as in llama-cpp-python.
     """
 
     def __init__(self) -> None:

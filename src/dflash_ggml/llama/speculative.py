@@ -1,4 +1,4 @@
-"""llama-cpp-python's Python drafters by name: prompt lookup is done by the engine, others are accepted and left aside."""
+"""llama-cpp-python's Python drafters: prompt lookup selects the engine's own, others are accepted and ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class LlamaDraftModel(ABC):
-    """Base of Python drafters. Accepted by Llama(draft_model=...), which does not call it."""
+    """Base of Python drafters. Accepted by Llama(draft_model=...), but not called."""
 
     @abstractmethod
     def __call__(self, input_ids: npt.NDArray[np.intc], /, **kwargs: Any) -> npt.NDArray[np.intc]:
@@ -18,10 +18,10 @@ class LlamaDraftModel(ABC):
 
 
 class LlamaPromptLookupDecoding(LlamaDraftModel):
-    """Guesses that what followed the last few tokens before follows them again (prompt lookup decoding).
+    """Prompt lookup decoding: proposes the tokens that followed an earlier occurrence of the last tokens.
 
-    As Llama(draft_model=...) it stands for the engine's own: at most `num_pred_tokens` nodes a step, and no draft model.
-    It looks at matches of any length, so `max_ngram_size` does not limit it.
+    As Llama(draft_model=...) it selects the engine's own: at most `num_pred_tokens` nodes a step, and no draft model.
+    Matches have any length, so `max_ngram_size` has no effect.
     """
 
     def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
@@ -32,11 +32,11 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
     def find_candidate_pred_tokens(
         input_ids: npt.NDArray[np.intc], max_ngram_size: int, num_pred_tokens: int
     ) -> npt.NDArray[np.intc]:
-        """Up to num_pred_tokens ids behind the earliest repetition of the longest end, of at most max_ngram_size; or none."""
+        """Up to num_pred_tokens ids after the earliest occurrence of the longest suffix of at most max_ngram_size; or none."""
         ids = np.asarray(input_ids)
         n = len(ids)
         for size in range(min(max_ngram_size, n - 1), 0, -1):
-            same = np.ones(n - size, bool)  # of the places where an end may stand, but for the end itself
+            same = np.ones(n - size, bool)  # earlier positions of the suffix
             for k in range(size):
                 same &= ids[k : n - size + k] == ids[n - size + k]
             if same.any():

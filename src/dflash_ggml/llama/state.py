@@ -1,4 +1,4 @@
-"""Small companions of `Llama`: saved states, processor and criteria lists."""
+"""Helper classes of `Llama`: saved states, processor and criteria lists."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
-    """Stops when any of them says so; all are asked."""
+    """Stops if any criterion is true; all are evaluated."""
 
     def __call__(self, input_ids: npt.NDArray[np.intc], logits: npt.NDArray[np.single]) -> bool:
         answers = [criterion(input_ids, logits) for criterion in self]
