@@ -26,7 +26,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWrit
 from dflash_ggml.drafts.dflash.params import DraftParams
 from dflash_ggml.drafts.dflash2.params import Selector
 from dflash_ggml.drafts.dspark.params import Markov
-from dflash_ggml.models.layers import Dense
+from dflash_ggml.models.feed_forward import Dense
 from dflash_ggml.models.prediction import NORM, Head
 
 F32, BF16, Q8_0, Q5_0, Q4_K, Q6_K, MXFP4 = (

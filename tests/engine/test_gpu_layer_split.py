@@ -30,8 +30,9 @@ def config(request, tmp_path_factory) -> EngineConfig:
     return EngineConfig(*pair, n_ctx=2048, parallel=3, calibrate="never")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def one(config) -> Iterator[Solo]:
+    """A fresh one each: what prompt lookup has learnt changes trees, and trees decide which near-ties are rounded how."""
     with Solo.load(replace(config, device=(GPUS[0],))) as engine:
         yield engine
 
