@@ -72,16 +72,18 @@ def test_logits(pair: tuple[Solo, Solo, float], parts: tuple[int, ...]) -> None:
 
 
 def test_modes(pair: tuple[Solo, Solo, float]) -> None:
-    """Trees of every width start like plain decoding; draft and target have accepted tokens, and graphs are built once."""
-    _, gpu, _ = pair
+    """Trees of every width write what plain decoding writes, up to a near-tie that kernels of another width round differently;
+    graphs are built once."""
+    _, gpu, tolerance = pair
     ids = np.random.default_rng(1).integers(0, gpu.n_vocab - 4, 60).tolist()
     plain = generate(fresh(gpu, ids), max_tokens=48, mode="plain")
-    same = 0
     for budget in (1, 7, 15, 31):
         tokens = generate(fresh(gpu, ids), max_tokens=48, mode="tree", budget=budget)
-        same += tokens[:6] == plain[:6]
         assert len(tokens) == 48
-    assert same >= 2
+        fork = next((i for i, (a, b) in enumerate(zip(plain, tokens, strict=True)) if a != b), None)
+        if fork is not None:
+            row = fresh(gpu, ids + plain[:fork]).logits
+            assert row[plain[fork]] - row[tokens[fork]] < 4 * tolerance * row.std()
     built = gpu.run_counts()["graphs"]
     generate(fresh(gpu, ids[::-1]), max_tokens=48, mode="tree", budget=31)
     assert gpu.run_counts()["graphs"] <= built + 3  # paths of other lengths
