@@ -83,7 +83,7 @@ def test_modes(pair: tuple[Solo, Solo, float]) -> None:
         fork = next((i for i, (a, b) in enumerate(zip(plain, tokens, strict=True)) if a != b), None)
         if fork is not None:
             row = fresh(gpu, ids + plain[:fork]).logits
-            assert row[plain[fork]] - row[tokens[fork]] < 4 * tolerance * row.std()
+            assert row[plain[fork]] - row[tokens[fork]] < 2 * tolerance * row.std()
     built = gpu.run_counts()["graphs"]
     generate(fresh(gpu, ids[::-1]), max_tokens=48, mode="tree", budget=31)
     assert gpu.run_counts()["graphs"] <= built + 3  # paths of other lengths
