@@ -224,7 +224,7 @@ def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> No
         open_ += [(a[2], b[2]) for a, b in zip(*votes)]
 
 
-def test_slots_of_an_engine_and_their_numbers_are_checked() -> None:
+def test_sizes_of_lookup_candidates_are_checked() -> None:
     assert len(native_lookup.votes(native_lookup.candidates([[1]] * 64, [2] * 64, 1), (0, 2**64 - 1))) == 1
     for windows, lengths in (([[1]] * 65, [2] * 65), ([[1]], [2, 3]), ([[1]], [-1])):
         with pytest.raises(ValueError, match="lengths"):

@@ -46,7 +46,7 @@ def check(index: NgramIndex, text: list[int], tail: list[int]) -> None:
 
 
 @given(TEXTS, st.lists(TEXTS, max_size=5), st.data())
-def test_slots_of_an_engine_and_lengths_are_right_whatever_came_before(first, more, data):
+def test_positions_and_lengths_are_right_after_any_changes(first, more, data):
     index, text = NgramIndex(), list(first)
     index.extend(first)
     for part in more:
@@ -63,7 +63,7 @@ IDS = st.one_of(st.integers(0, 2), st.integers(0, 40), st.integers(0, 2**31 - 1)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([3, 40, 2**31]), st.data())
-def test_slots_of_an_engine_are_those_of_plain_python(seed, kinds, data):
+def test_positions_are_those_of_plain_python(seed, kinds, data):
     rng = np.random.default_rng(seed)
     index, plain = NgramIndex(), reference.NgramIndex()
     for n in data.draw(st.lists(st.integers(0, 1500), min_size=1, max_size=4)):

@@ -78,10 +78,10 @@ def test_a_narrow_tree_at_the_end_of_a_cache(engine):
 
 
 def test_more_rows_than_were_planned_are_refused(engine):
-    with pytest.raises(DeviceError, match="room for"):
+    with pytest.raises(DeviceError, match="cache rows needed"):
         engine.passes.bucket(100_000)
     engine.sequence.first_row = 8000
-    with pytest.raises(DeviceError, match="room for"):
+    with pytest.raises(DeviceError, match="cache rows needed"):
         engine.prefill(IDS)
     engine.sequence.first_row = 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_engine_state import cache_rows, commit, random_tree
-from test_stale_rows import spoil
+from test_stale_rows import contaminate
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.reduced import ReducedRows, watch
@@ -81,7 +81,7 @@ def test_a_sequence_after_a_nonfinite_one(repeating, n):
     expected = {mode: write(repeating, ids[:n], mode, 20) for mode in ("plain", "tree")}
     for mode, written in expected.items():
         write(repeating, ids, mode, 20)
-        spoil(repeating, np.nan)
+        contaminate(repeating, np.nan)
         assert write(repeating, ids[:n], mode, 20) == written
         assert not repeating.sequence.undraftable
 

@@ -62,7 +62,7 @@ def test_rows_of_every_type_keep_their_bits(
                 np.testing.assert_array_equal(found.reshape(data.shape), data)
 
 
-def spoil(slot: Slot, rows: range) -> None:
+def contaminate(slot: Slot, rows: range) -> None:
     """NaN in all bytes of cache rows."""
     for t in slot.kv.tensors().caches:
         nan = np.frombuffer(b"\xff" * t.nb[1] * len(rows), np.uint8)
@@ -91,7 +91,7 @@ def test_a_moved_sequence_continues(
             found.append(steps(slot, 20))
             first.close()
             if moves:
-                spoil(slot, range(slot.kv.lent.stop, engine.passes.n_rows))
+                contaminate(slot, range(slot.kv.lent.stop, engine.passes.n_rows))
             engine.passes.rows.left_in(range(slot.kv.lent.stop, engine.passes.n_rows))
             seen = engine.drafter.seen(slot.sequence)
             for at in moves:
@@ -123,7 +123,7 @@ def test_rows_behind_a_moved_sequence_are_not_read(toy_pair: tuple[Path, Path], 
             slot.prefill(IDS[100:600])
             start = slot.sequence.first_row
             assert start + by >= 0
-            spoil(slot, range(start + 100, start + 600))
+            contaminate(slot, range(start + 100, start + 600))
             slot.restore(kept)
             slot.prefill(IDS[300:310])  # from here on no sequence wants the rows behind
             if shift:
@@ -156,7 +156,7 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
             start, left = moved.sequence.first_row, gone.kv.lent
             gone.close()
             if shift:
-                spoil(moved, left)
+                contaminate(moved, left)
                 pool.left_in(left)
             steps = engine.step(runs)
             assert (moved.sequence.first_row < start) == shift and not any(run.isolated for run in runs)

@@ -146,8 +146,8 @@ def in_all_passes(mine: Slot) -> list[Any]:
     return found
 
 
-def beside(engine: Solo, spoil: Callable[[Slot], None], state_index: int) -> list[Any]:
-    """What a sequence with this state index writes, alone, after a step of both, and with the other one gone; `spoil` is called
+def beside(engine: Solo, contaminate: Callable[[Slot], None], state_index: int) -> list[Any]:
+    """What a sequence with this state index writes, alone, after a step of both, and with the other one gone; `contaminate` is called
     for another, whose slot is held meanwhile."""
     for slot in engine.slots:
         slot.close()
@@ -155,7 +155,7 @@ def beside(engine: Solo, spoil: Callable[[Slot], None], state_index: int) -> lis
     mine, other = slots[state_index], slots[1 - state_index]
     mine.prefill(IDS[:70])
     other.prefill(IDS[100:170])
-    spoil(other)
+    contaminate(other)
     assert not nonfinite(engine)
     found = in_all_passes(mine)
     other.close()
@@ -187,7 +187,7 @@ def keeps_none(slot: Slot, begin: int) -> None:
 def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
     """Of one batch or in the first of two; what was there before continues."""
 
-    def spoil(slot: Slot) -> None:
+    def contaminate(slot: Slot) -> None:
         kept = slot.snapshot(with_rows=False)
         output_then = generate(slot, max_tokens=6)
         slot.restore(kept)
@@ -204,12 +204,12 @@ def test_prompts(engine: Solo, state_index: int, rows: str) -> None:
         with pytest.raises(NonFiniteError):
             slot.prefill([BAD])
 
-    same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
+    same(beside(engine, contaminate, state_index), beside(engine, lambda _: None, state_index))
 
 
 @pytest.mark.parametrize(("state_index", "mode"), [(0, "plain"), (0, "tree"), (1, "tree")])
 def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, Any]) -> None:
-    def spoil(slot: Slot) -> None:
+    def contaminate(slot: Slot) -> None:
         begin = slot.n_tokens
         run = begun(slot, how, mode, BAD)
         (step,) = engine.step([run])
@@ -217,7 +217,7 @@ def test_steps_of_one(engine: Solo, state_index: int, mode: str, how: dict[str, 
         assert not nonfinite(engine)
         keeps_none(slot, begin)
 
-    same(beside(engine, spoil, state_index), beside(engine, lambda _: None, state_index))
+    same(beside(engine, contaminate, state_index), beside(engine, lambda _: None, state_index))
 
 
 @pytest.mark.parametrize("mode", ["plain", "tree"])
@@ -343,11 +343,11 @@ def test_hidden_states(engine: Solo) -> None:
 def test_other_caches(pair: tuple[Path, Path], device: str, types: tuple[str, str]) -> None:
     with load(pair, device, type_k=types[0], type_v=types[1]) as engine:
 
-        def spoil(slot: Slot) -> None:
+        def contaminate(slot: Slot) -> None:
             (step,) = engine.step([begun(slot, {}, "tree", BAD)])
             assert isinstance(step, NonFiniteError)
 
-        same(beside(engine, spoil, 0), beside(engine, lambda _: None, 0))
+        same(beside(engine, contaminate, 0), beside(engine, lambda _: None, 0))
 
 
 @pytest.mark.parametrize("window", [0, 100])

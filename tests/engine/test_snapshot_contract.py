@@ -149,7 +149,7 @@ def test_after_an_interrupt_rows_in_the_cache_are_not_trusted(
     assert generate(contracted, max_tokens=10) == tokens
 
 
-def test_a_restore_mends_what_an_interrupt_tore(
+def test_a_restore_repairs_an_interrupted_state(
     contracted: Any, monkeypatch: pytest.MonkeyPatch, interrupt_passes: Any
 ) -> None:
     full = fresh(contracted, LONG).snapshot()

@@ -75,7 +75,7 @@ def go_on(slot: Slot, n: int = 8) -> list[int]:
     return tokens
 
 
-def spoil(slot: Slot, value: float, first: int = 0) -> None:
+def contaminate(slot: Slot, value: float, first: int = 0) -> None:
     """Set all rows that the sequence has written from `first` on to `value`, or scales of it."""
     device, tensors = slot.engine.device, slot.kv.tensors()
     for t, row, n in [
@@ -98,7 +98,7 @@ def test_a_sequence_after_a_nonfinite_one(pair, types, value):
     with load(pair, types) as engine:
         for n, (logits, tokens) in zip(PROMPTS, expected):
             write(engine, 400)
-            spoil(engine, value)
+            contaminate(engine, value)
             found = write(engine, n)
             np.testing.assert_array_equal(found[0], logits)
             assert found[1] == tokens
@@ -112,7 +112,7 @@ def test_a_slot_after_a_nonfinite_one(pair):
         for n, (logits, tokens) in zip(PROMPTS, expected):
             write(first, 250)
             second = engine.open(100)
-            spoil(first, np.nan, first=60)
+            contaminate(first, np.nan, first=60)
             first.close()
             first = engine.open(300)
             found = write(first, n)
@@ -121,7 +121,7 @@ def test_a_slot_after_a_nonfinite_one(pair):
             second.close()
         write(first, 250)
         blocking = engine.open(20)
-        spoil(first, np.nan)
+        contaminate(first, np.nan)
         at = first.sequence.first_row
         assert first.grow(500) and first.sequence.first_row != at
         other = engine.open(100)
@@ -140,7 +140,7 @@ def test_a_sequence_that_continues_from_a_snapshot(pair):
             kept = engine.snapshot(with_rows)
             engine.prefill(IDS[40:400])
             if value is not None:
-                spoil(engine, value, first=0 if with_rows else 40)
+                contaminate(engine, value, first=0 if with_rows else 40)
             engine.restore(kept)
             engine.prefill(IDS[200:240])
             outputs.append(go_on(engine))
@@ -157,7 +157,7 @@ def test_a_sequence_that_grows_among_nonfinite_rows(either, types):
         with load(either, types, n_ctx=4096, n_batch=256) as engine:
             engine.prefill(ids)
             if value is not None:
-                spoil(engine, value)
+                contaminate(engine, value)
             for n, m in ((5, 280), (2040, 16)):
                 engine.reset()
                 engine.prefill(ids[100 : 100 + n])
@@ -178,7 +178,7 @@ def test_a_slot_that_grows_into_nonfinite_rows(either):
             for slot in slots:
                 write(slot, 280)
                 if value is not None:
-                    spoil(slot, value)
+                    contaminate(slot, value)
             for slot in slots:
                 slot.close()
             first = engine.open(100)
@@ -234,7 +234,7 @@ def test_a_preempted_sequence_that_continues(pair):
             write(second, 300)
             longer = second.snapshot(with_rows=False)
             if value is not None:
-                spoil(second, value)
+                contaminate(second, value)
             second.restore(kept)
             second.resume(run)
             assert not second.can_restore(longer)
@@ -261,7 +261,7 @@ def test_a_snapshot_longer_than_the_nonfinite_sequence(either):
             engine.reset()
             engine.prefill(IDS[100:110])
             if value is not None:
-                spoil(engine, value)
+                contaminate(engine, value)
             engine.restore(kept)
             engine.prefill(IDS[200:240])
             outputs.append((engine.logits.copy(), go_on(engine)))
@@ -284,7 +284,7 @@ def test_hidden_states_beside_a_nonfinite_sequence(either, held, n):
         text = write(engine, 100)
     with load(either) as engine:
         engine.prefill(IDS[:held])
-        spoil(engine, np.nan)
+        contaminate(engine, np.nan)
         np.testing.assert_array_equal(hidden(engine), expected)
         engine.reset()
         np.testing.assert_array_equal(hidden(engine), expected)

@@ -199,14 +199,14 @@ def test_a_graph_of_unknown_cost_is_built_alone_between_two_steps():
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    "contaminate",
     [lambda budget: budget.prefilled(1024, 3600.0, True), lambda budget: budget.decoded(3600.0, 8)],
     ids=["in a chunk", "in a step"],
 )
-def test_a_machine_that_slept_goes_on_as_before(spoil: Callable[[PrefillBudget], None]):
+def test_a_machine_that_slept_goes_on_as_before(contaminate: Callable[[PrefillBudget], None]):
     beside = Beside(H100)
     beside.settle()
-    spoil(beside.budget)
+    contaminate(beside.budget)
     beside.gap, beside.step_ended = 0.0, beside.now
     assert beside.steps_until(Waiting(10**6)) <= 20
     beside.settle(len(beside.sizes) + 5)

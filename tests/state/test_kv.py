@@ -93,7 +93,7 @@ def test_a_commit_moves_the_rows_of_every_layer(device):
     state.close()
 
 
-def test_slots_of_an_engine_count_each_kind_of_layer():
+def test_indices_count_each_kind_of_layer():
     """Layers of one window are a kind: they share a ring."""
     recurrent = Recurrent(Conv(4, 64), Delta(16, 1, 2))
     spec = StateSpec((recurrent, LAYERS[0], recurrent, recurrent, LAYERS[1]))

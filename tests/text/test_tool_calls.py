@@ -391,7 +391,7 @@ def test_reasoning_that_the_model_opens() -> None:
     "schema",
     [{"required": True}, {"required": [["a"]], "properties": ["a"]}, {"properties": {"a": 1}, "type": 3}],
 )
-def test_a_schema_that_makes_no_sense_spoils_no_call(schema: dict[str, Any]) -> None:
+def test_an_invalid_schema_breaks_no_call(schema: dict[str, Any]) -> None:
     parser = ChatParser(reasoning="closed", schemas={"odd": ToolSchema(schema)})
     events = parser.feed(call("odd", ("a", "x\n<parameter=b>\ny"))) + parser.flush()
     arguments = "".join(e.json for e in events if isinstance(e, ToolCallArgs))

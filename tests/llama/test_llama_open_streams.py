@@ -203,7 +203,7 @@ class TornEngine(FakeEngine):
 
 
 @pytest.mark.parametrize("name", ["eval", "generate"])
-def test_an_interrupt_does_not_spoil_what_follows(llm: ToyLlama, path: str, name: str) -> None:
+def test_an_interrupt_does_not_affect_later_calls(llm: ToyLlama, path: str, name: str) -> None:
     class TornLlama(ToyLlama):
         def _open_engine(self) -> Any:
             toy = super()._open_engine()

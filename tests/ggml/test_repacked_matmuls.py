@@ -1,4 +1,4 @@
-"""Matrix products with rows of weights side by side (patch 27): right, and with the same bits at any width.
+"""Matmuls with interleaved rows of weights (patch 27): right, and with the same bits at any width.
 
 Inputs are multiples of a power of two, so that their quantisation to 8 bits loses nothing; the reference is float64.
 """
@@ -63,7 +63,7 @@ def multiply(device: Device, weights: Weights, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [(576, 48), (96, 208), (64, 40)], ids=str)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_products_of_every_width(device: Device, kind: Type, shape: tuple[int, int]) -> None:
+def test_matmuls_of_every_width(device: Device, kind: Type, shape: tuple[int, int]) -> None:
     k, rows = shape
     rng = np.random.default_rng(k + rows)
     data, x = blocks(kind, rows, k, rng), columns(WIDTHS[0], k, rng)

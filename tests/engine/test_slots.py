@@ -151,7 +151,7 @@ def test_a_run_that_fails_ends_alone(several: Solo) -> None:
     first.slot.close(), second.slot.close()
 
 
-def test_slots_of_an_engine_and_rows_are_lent_and_given_back(several: Solo) -> None:
+def test_state_indices_and_rows_are_lent_and_given_back(several: Solo) -> None:
     slots = [several.open(N_CTX // 2) for _ in range(4)]
     assert len({slot.sequence.state_index for slot in slots}) == 4
     taken = sorted((p.sequence.first_row, p.sequence.end_row) for p in slots)
