@@ -147,8 +147,8 @@ def in_all_passes(mine: Slot) -> list[Any]:
 
 
 def beside(engine: Solo, contaminate: Callable[[Slot], None], state_index: int) -> list[Any]:
-    """What a sequence with this state index writes, alone, after a step of both, and with the other one gone; `contaminate` is called
-    for another, whose slot is held meanwhile."""
+    """Output of a sequence with this state index: alone, after a step of both, and after the other's end; `contaminate` is
+    called for the other, whose slot stays open meanwhile."""
     for slot in engine.slots:
         slot.close()
     slots = [engine.open(300), engine.open(300)]
