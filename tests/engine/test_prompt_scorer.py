@@ -152,7 +152,7 @@ def test_a_scorer_that_is_none(
             caplog.clear()
             with caplog.at_level(logging.WARNING), Engine.load(named) as engine:
                 assert engine.scorer is None and engine.config.scorer is None
-            assert len([r for r in caplog.messages if "scored by words" in r]) == 1
+            assert len([r for r in caplog.messages if "scored lexically" in r]) == 1
         else:
             with pytest.raises(ModelFileError, match=path.name):
                 Engine.load(named)
@@ -174,7 +174,7 @@ def test_a_scorer_that_does_not_fit(
         Engine.load(replace(config, scorer=path, scorer_found=True)) as engine,
     ):
         assert engine.scorer is None and engine.drafter is not None
-    assert "no room for 7 MiB" in caplog.text and "scored by words" in caplog.text
+    assert "no room for 7 MiB" in caplog.text and "scored lexically" in caplog.text
 
 
 def test_a_scorer_is_found_by_its_name(tmp_path: Path) -> None:

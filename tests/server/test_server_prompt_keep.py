@@ -52,7 +52,9 @@ def test_a_share_is_applied_counted_and_reported() -> None:
     timings = part.json()["timings"]
     assert timings["prompt_kept_n"] == timings["prompt_n"] <= 0.4 * n + 1 and timings["score_ms"] > 0
     assert "prompt_kept_n" not in whole["timings"]
-    note = f"prompt compressed: {timings['prompt_kept_n']:,} of {n:,} tokens are read (lossy, asked for)"
+    note = (
+        f"prompt compressed: {timings['prompt_kept_n']:,} of {n:,} tokens are prefilled (lossy, on request)"
+    )
     assert part.headers["x-dflash-notes"] == note
     streamed = post(BODY | {"dflash": {"prompt_keep": 0.4}, "stream": True})
     assert streamed.headers["x-dflash-notes"] == note

@@ -323,9 +323,7 @@ def _scorer_beside(model: Path) -> Path | None:
 
     found = scorer_beside(model)
     if found is None:
-        log.warning(
-            "--prompt-keep: no %s beside %s (-mp names one), what is read is chosen by words", USUAL, model
-        )
+        log.warning("--prompt-keep: no %s beside %s (-mp names one), selection is lexical", USUAL, model)
     return found
 
 

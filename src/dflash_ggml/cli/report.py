@@ -145,7 +145,7 @@ class Report:
         mode = f"{usage.mode} {usage.budget}" if fixed else usage.mode
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         kept = usage.prompt_kept_n
-        part = "" if kept is None else f", {kept} of them read (lossy, asked for),"
+        part = "" if kept is None else f", {kept} of them prefilled (lossy, on request),"
         return (
             f"prompt {count(usage.prompt_n, 'token')}{part} at {usage.prompt_per_second:.0f}/s; "
             f"{count(len(self.steps.token_ids), 'token')} at "

@@ -114,7 +114,7 @@ def _load_scored(
             raise
         reason = str(error)
     loaded = _load(replace(config, scorer=None), progress, calibration_seconds)
-    log.warning("%s was found and is not used, prompts are scored by words: %s", config.scorer, reason)
+    log.warning("%s was found and is not used, prompts are scored lexically: %s", config.scorer, reason)
     return loaded
 
 
@@ -174,7 +174,7 @@ def open_scorer(config: EngineConfig, target_tokens: Sequence[str]) -> ScorerSou
     except (ModelFileError, OSError) as error:
         if not config.scorer_found:
             raise
-        log.warning("the scorer that was found is not used, prompts are scored by words: %s", error)
+        log.warning("the scorer that was found is not used, prompts are scored lexically: %s", error)
         return None
 
 

@@ -243,7 +243,7 @@ class Hub:
             if self._offline:
                 names = sorted(self._cached_files(repo))
                 if not names:
-                    raise HubError(f"{repo} is not in the cache, and the hub must not be asked (offline)")
+                    raise HubError(f"{repo} is not in the cache, and offline mode is on")
                 return names
             about = self._lib.HfApi(endpoint=self._endpoint, token=self._token).model_info(repo)
             return sorted(s.rfilename for s in about.siblings or ())
@@ -307,12 +307,12 @@ def _plain_words(repo: str, file: str | None) -> Iterator[None]:
         raise HubError(f"{repo} has no main branch") from None
     except errors.LocalEntryNotFoundError as error:
         if "offline" in str(error).lower() or "local_files_only" in str(error):
-            raise HubError(f"{what} is not in the cache, and the hub must not be asked (offline)") from None
+            raise HubError(f"{what} is not in the cache, and offline mode is on") from None
         raise HubError(f"{what}: the hub could not be reached, and the file is not in the cache") from None
     except errors.EntryNotFoundError:
         raise HubError(f"{repo} has no file {file}") from None
     except errors.OfflineModeIsEnabled:
-        raise HubError(f"{what} is not in the cache, and the hub must not be asked (offline)") from None
+        raise HubError(f"{what} is not in the cache, and offline mode is on") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "?")
         raise HubError(f"{what}: the hub answered with status {status}; try again later") from None

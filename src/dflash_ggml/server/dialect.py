@@ -116,7 +116,7 @@ def note_selection(prompts: Sequence[Prepared], notes: Notes) -> None:
         elif found is not None:
             about = "about " if found.choice else ""
             kept, sent = f"{about}{found.kept_n:,}", found.sent_n
-            notes.say(f"prompt compressed: {kept} of {sent:,} tokens are read (lossy, asked for)")
+            notes.say(f"prompt compressed: {kept} of {sent:,} tokens are prefilled (lossy, on request)")
 
 
 def dumps(value: Any) -> str:
