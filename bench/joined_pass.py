@@ -1,4 +1,4 @@
-"""A chunk of a prompt and a step of other sequences: two passes, and one that holds both, by turns.
+"""Time of a prefill chunk and a decode step of other sequences: as two passes and as one, alternating.
 
     python bench/joined_pass.py -m TARGET [--sequences 8] [--chunks 8 56 120 248 504 1016] [--times 9] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Host time of a step of several sequences, part by part, with no device behind it: microseconds of processor time.
+"""Host time of a batched step, by part, with passes that compute nothing: microseconds of processor time.
 
     python bench/several_host.py [--users 4 8 16] [--texts easy half] [--steps 200] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Several users on one device in virtual time: the policy against equal shares, fixed widths, and plain batching.
+"""Simulation of batched decoding in virtual time: the policy against equal shares, fixed widths, and plain batching.
 
     python bench/several_sim.py [--machine h100|cpu] [--users 1 4 8 16] [--steps 400] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Another Python that has this package, of another processor under qemu-user or with a wheel, writes this build's text.
+"""Tests that another Python with this package (another processor under qemu-user, or a wheel) gives this build's output.
 
 Run with DFLASH_OTHER_PYTHON="COMMAND", which starts that Python (docs/build.md, "Working on the code").
 """

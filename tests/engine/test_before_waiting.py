@@ -1,4 +1,4 @@
-"""Tests of work deferred to the wait for a device: it runs once."""
+"""Tests of `Device.before_waiting`: deferred work runs once, before the host waits for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of locked pages: which they are, and that the driver's state is restored. No driver is needed."""
+"""Tests of page-locked memory: the locked ranges, and that the driver's state is restored. No driver is needed."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_the_pool_follows_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) 
 
 
 @contextmanager
-def one_product() -> Iterator[tuple[Device, Graph]]:
+def one_matmul() -> Iterator[tuple[Device, Graph]]:
     """Two threads that yield, and a graph of one matmul."""
     device = Device.cpu(2, yielding=True)
     workspace = Workspace(device)
@@ -162,7 +162,7 @@ def test_waiting_while_nothing_is_computed_is_no_crowding(monkeypatch: pytest.Mo
     monkeypatch.setattr(device_module, "WINDOW", 0.0)
     monkeypatch.setattr(device_module, "IDLE", 0.0)
     monkeypatch.setattr(Pool, "waited", lambda _: next(waits))
-    with one_product() as (device, g):
+    with one_matmul() as (device, g):
         for between in (1e6, 2e6, 3e6):
             waits = iter([between, between])  # before the graph, after it
             g.run()
@@ -174,7 +174,7 @@ def test_another_thread_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = iter([0.0])
     monkeypatch.setattr(device_module, "WINDOW", 0.0)
     monkeypatch.setattr(Pool, "waited", lambda _: next(waits))
-    with one_product() as (device, g):
+    with one_matmul() as (device, g):
         waits = iter([0.0, 0.0])
         g.run()
         waits = iter([1e6, 1e6])  # another thread: before the graph, after it
@@ -212,7 +212,7 @@ def test_what_is_waited_for_counts_by_the_time_that_passed(monkeypatch: pytest.M
     monkeypatch.setattr(device_module.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(device_module, "IDLE", 0.5)
     monkeypatch.setattr(ThreadCount, "judge", judge)
-    with one_product() as (_, g):
+    with one_matmul() as (_, g):
         for _ in range(10):
             next(clock)  # nothing was computed for longer than IDLE
         before = iter([1.0, 1.03])

@@ -356,7 +356,7 @@ def test_what_a_batch_may_not_be(llm: ToyLlama, facade: Any) -> None:
     batch.set_batch([1, 2, 3], n_past=0, logits_all=False)
     llm._ctx.decode(batch)
     assert llm.n_tokens == 3 and batch.n_tokens() == 3
-    with pytest.raises(ConfigError, match="no logits were asked for at place 0"):
+    with pytest.raises(ConfigError, match="no logits were requested at position 0"):
         llm._ctx.get_logits_ith(0)
     batch.set_batch([4], n_past=5, logits_all=False)
     with pytest.raises(ConfigError, match="follows a known token"):

@@ -1,4 +1,4 @@
-"""Tests of columns for several sequences: one heap, a floor of one column each, and plain batching where nothing else pays."""
+"""Tests of the policy in batches: one heap allots the columns, at least one each; plain batching where drafting does not pay."""
 
 from __future__ import annotations
 

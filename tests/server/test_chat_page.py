@@ -388,7 +388,7 @@ def test_every_control_has_a_name(open_page: Callable[..., Page]) -> None:
 def test_theme(open_page: Callable[..., Page]) -> None:
     page = open_page()
     ground = lambda: page.find("body").value_of_css_property("background-color")  # noqa: E731
-    wished = [
+    wanted = [
         {"name": "prefers-color-scheme", "value": "dark"},
         {"name": "prefers-reduced-motion", "value": "reduce"},
     ]
@@ -399,7 +399,7 @@ def test_theme(open_page: Callable[..., Page]) -> None:
         return getComputedStyle(dot).animationName;
         """
     assert page.script(moves) == "pulse"
-    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wished})
+    page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
     try:
         dark = ground()
         assert dark != light and page.script(moves) == "none"

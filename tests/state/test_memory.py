@@ -1,4 +1,4 @@
-"""Tests of the memory plan: which context fits, the error when none does, and that it equals what is allocated."""
+"""Tests of the memory plan: the longest context that fits, errors, and equality of planned and allocated memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GGUF file as a frozen torch model, beside transformers' logits of the same toys. Needs torch."""
+"""Tests of GGUF files as frozen torch models against transformers' logits of the same toys. Needs torch."""
 
 from __future__ import annotations
 

@@ -124,16 +124,16 @@ def _lines(axes: Axes, plot: Plot) -> None:
 
 def _bars(axes: Axes, plot: Plot) -> None:
     names = list(plot.bars or ())
-    places = list(range(len(names)))[::-1]  # the first one on top
+    positions = list(range(len(names)))[::-1]  # the first one on top
     ends: list[float] = [0.0] * len(names)
     for series, colour in zip(plot.series, ("purple", "yellow", "blue", "green", "grey")):
-        axes.barh(places, series.y, left=ends, height=0.62, color=MARK[colour], label=series.name)
+        axes.barh(positions, series.y, left=ends, height=0.62, color=MARK[colour], label=series.name)
         ends = [end + y for end, y in zip(ends, series.y)]
-    for place, end in zip(places, ends):
+    for position, end in zip(positions, ends):
         beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"{end:.2f}", (end, place), **beside, fontsize=10)
+        axes.annotate(f"{end:.2f}", (end, position), **beside, fontsize=10)
     axes.set_xlim(0, 1.12 * max(ends))
-    axes.set_yticks(places, names)
+    axes.set_yticks(positions, names)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_xlabel(plot.y_label)

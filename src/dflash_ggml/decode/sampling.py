@@ -236,10 +236,10 @@ class Sampler:
             return self.penalty(logits, counts)
         scores = logits.copy()
         if len(self._bias):
-            at, known = _places(self._bias_ids, ids)
+            at, known = _indices(self._bias_ids, ids)
             scores[at] += self._bias[known]
         if len(seen):
-            at, known = _places(seen, ids)
+            at, known = _indices(seen, ids)
             scores[at] = self.penalty(scores[at], counts[known])
         return scores
 
@@ -369,7 +369,9 @@ def first_above(cumulative: NDArray[np.float64], target: float) -> int:
     return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))
 
 
-def _places(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _indices(
+    wanted: NDArray[np.int64], ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Where the wanted ids stand among `ids`, rising, and which of them do."""
     at = ids.searchsorted(wanted)
     found = ids.take(at, mode="clip") == wanted

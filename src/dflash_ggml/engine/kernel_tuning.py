@@ -52,7 +52,7 @@ WIDTHS = (8, 4, 16, 32, 24, 1, 2, 6, 3, 64, 48)  # ends of steps, those of the u
 STOCK_STEP = 8  # columns up to which ggml multiplies column by column
 NOISE = 0.03  # minimum margin by which ggml's own must win
 SAMPLE_BYTES = 256 << 20  # more than any GPU's L2 cache: a pass reads its weights from memory
-SAMPLE_PRODUCTS = 16
+SAMPLE_MATMULS = 16
 _CLEAR = 0.8  # share of ggml's time: where ours are that much faster, one repetition is enough
 _ROUNDS, _WARM_UP, _RUNS = 5, 3, 4  # CUDA captures a graph at its second run
 _MEASURED = ("narrow_ms", "stock_ms", "spread")
@@ -246,7 +246,7 @@ def sample(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
 def _within(matrices: list[Tensor]) -> Iterator[Tensor]:
     fitting = [m for m in matrices if lib.ggml_nbytes(m) <= SAMPLE_BYTES]
     left = SAMPLE_BYTES
-    for m in fitting[:SAMPLE_PRODUCTS] or matrices[:1]:
+    for m in fitting[:SAMPLE_MATMULS] or matrices[:1]:
         if left <= 0:
             return
         left -= lib.ggml_nbytes(m)

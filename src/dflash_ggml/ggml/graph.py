@@ -17,7 +17,7 @@ from .operations import Operations
 from .split import Division, Split
 from .store import Store, Workspace, is_host
 
-_TOGETHER = 1 << 16  # bytes up to which inputs are uploaded in one copy; prompt masks are larger
+_GATHERED = 1 << 16  # bytes up to which inputs are uploaded in one copy; prompt masks are larger
 
 
 class Input:
@@ -178,7 +178,7 @@ class Graph(Operations):
 
     def _is_small(self, i: Input) -> bool:
         """Whether an input is uploaded together with others. For ranks all are: a crossing would wait for the other rank."""
-        return i.nbytes <= _TOGETHER or self.device.n_ranks > 1
+        return i.nbytes <= _GATHERED or self.device.n_ranks > 1
 
     def _divide(self) -> None:
         """Divide the graph among the device's sides."""

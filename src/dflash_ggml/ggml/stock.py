@@ -218,7 +218,7 @@ def _fill_forest(outs: list[Array], ranges: Array, rows: Array, parents: Array, 
 # ---- compositions
 
 
-def _product(g: Graph, a, b):
+def _column_matmul(g: Graph, a, b):
     """a [k, m, h] times b [k, n, h], contiguous -> [m, n, h], by single columns."""
     (k, m, h), n = a.ne[0:3], b.ne[1]
     return g.reshape(g.mul_mat(a, g.reshape(b, k, 1, n * h)), m, n, h)
@@ -294,7 +294,7 @@ def gated_delta_net_tree_persist(
     factors = g.exp(g.add(g.sub(g.repeat(at, n, n, h), before), hide))  # D, [n (j), n (i), h]
     keys = g.cont(g.permute(k, 0, 2, 1, 3))
     both = g.concat(keys, g.permute(q, 0, 2, 1, 3), 1)  # keys, then queries
-    among = _product(g, keys, both)
+    among = _column_matmul(g, keys, both)
     kk, kq = (
         g.view(among, (n, n, h_k), (among.nb[1], among.nb[2]), offset=i * n * among.nb[1]) for i in (0, 1)
     )
@@ -303,7 +303,7 @@ def gated_delta_net_tree_persist(
     matrix = g.add(g.mul(g.mul(g.mul(factors, kk), beta), above), eye)
     right = g.mul(g.sub(g.permute(v, 0, 2, 1, 3), g.mul(ks, grown)), beta)
     u = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # [s, n, h]
-    o = g.add(g.mul(qs, grown), _product(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
+    o = g.add(g.mul(qs, grown), _column_matmul(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
     parts = [g.cont(g.permute(t, 0, 2, 1, 3), s * h, n) for t in (g.scale(o, s**-0.5), u)]
     parts += [g.cont(k, s * h_k, n), g.cont(g.transpose(g.reshape(before, n, h)))]
     rows = parts[0]
@@ -316,7 +316,7 @@ def _read_states(g: Graph, state, columns, parents, seqs):
     """State [s, s, h], or each column's sequence's state in [s, s, h, states], times columns [s, 2 n, h]."""
     (s, n, h), states = columns.ne[0:3], state.ne[3]
     if seqs is None:
-        return _product(g, state, columns)
+        return _column_matmul(g, state, columns)
     # matrices of all states are equally spaced, with other layers' in between
     apart = state.nb[3] // state.nb[2]
     matrices = g.view(state, (s, s, (states - 1) * apart + h), (state.nb[1], state.nb[2]))
@@ -383,7 +383,7 @@ def _commit(g: Graph, state, factors, path, seqs, m: int, s: int):
     u = g.mul(u, g.reshape(weights, 1, h, m, each))
     u, k = (g.cont(g.permute(t, 1, 2, 0, 3)) for t in (u, k))
     k = k if h == h_k else g.repeat(k, m, s, h, each)
-    more = _product(g, g.reshape(k, m, s, h * each), g.reshape(u, m, s, h * each))
+    more = _column_matmul(g, g.reshape(k, m, s, h * each), g.reshape(u, m, s, h * each))
     grown = lib.ggml_mul_inplace(g.ctx, state, g.reshape(g.exp(end), 1, h, states, layers))
     return lib.ggml_add_inplace(g.ctx, grown, g.reshape(more, s * s, h, states, layers))
 

@@ -265,7 +265,7 @@ class Kept:
                 self._pages = LockedPages(self._device.info.name, ranges)
                 self._device.locked += self._pages.held
                 if not self._pages.locked:
-                    self._say_copied()
+                    self._warn_copied()
                     mapped = {}
             host = self._store.device
             self._mapped += [_mapped(host, name, self.tensors[name], s) for name, s in mapped.items()]
@@ -274,7 +274,7 @@ class Kept:
             list(pool.map(self._copy, [name for name in self._sources if name not in mapped]))
         self._sources = {}
 
-    def _say_copied(self) -> None:
+    def _warn_copied(self) -> None:
         log.warning(
             "%s: pages of the model file cannot be locked here, so the %.0f MiB that stay with the host are copied to memory "
             "that the driver allocates: loading takes longer, and the file's pages stay there too until others need the room",

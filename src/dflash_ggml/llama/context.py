@@ -213,22 +213,22 @@ class LlamaContext:
         self.input_ids[self.n_tokens : self.n_tokens + len(ids)] = ids
         self.n_tokens += len(ids)
 
-    def _logits_at(self, ids: list[int], places: Sequence[int]) -> npt.NDArray[np.single]:
+    def _logits_at(self, ids: list[int], positions: Sequence[int]) -> npt.NDArray[np.single]:
         """Evaluate exactly ids; returns the logits after these ascending positions, float32 [n positions, n_vocab].
 
         Between the first and the last of them passes have 32 tokens.
         """
-        rows = np.empty((len(places), self.model.n_vocab()), np.single)
+        rows = np.empty((len(positions), self.model.n_vocab()), np.single)
 
         def work(slot: CachedSlot) -> None:
-            at = places[0] + 1 if places else len(ids)
-            row_of = {place: row for row, place in enumerate(places)}
-            stop = places[-1] + 1 if places else at
+            at = positions[0] + 1 if positions else len(ids)
+            row_of = {position: row for row, position in enumerate(positions)}
+            stop = positions[-1] + 1 if positions else at
             slot.load(ids[:at])
             rows[:1] = slot.logits
-            for place, row in enumerate(slot.extend(ids[at:stop]), at):
-                if place in row_of:
-                    rows[row_of[place]] = row
+            for position, row in enumerate(slot.extend(ids[at:stop]), at):
+                if position in row_of:
+                    rows[row_of[position]] = row
             slot.load(ids)
             self.follow(ids)
 
@@ -382,7 +382,7 @@ class LlamaContext:
         wanted = [i for i in range(n) if batch.logits[i]] if batch.logits else [n - 1]
         ids = [*self.ids[:start].tolist(), *batch.token[:n]]
         self._rows = self._logits_at(ids, [start + i for i in wanted])
-        self._row_of = {place: row for row, place in enumerate(wanted)}
+        self._row_of = {position: row for row, position in enumerate(wanted)}
         return 0
 
     def get_logits(self) -> Any:
@@ -394,7 +394,7 @@ class LlamaContext:
         row = len(self._rows) + i if i < 0 else self._row_of.get(i, -1)
         if not 0 <= row < len(self._rows):
             raise ConfigError(
-                f"llama_get_logits_ith: no logits were asked for at place {i} of the last batch"
+                f"llama_get_logits_ith: no logits were requested at position {i} of the last batch"
             )
         return self._rows[row]
 

@@ -184,16 +184,16 @@ def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, 
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
     if f"{name}gate_up_exps.weight" in w:
-        both = _product(g, w, f"{name}gate_up_exps", x, ids, beside)
+        both = _expert_matmul(g, w, f"{name}gate_up_exps", x, ids, beside)
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
-        gate, up = (_product(g, w, f"{name}{part}_exps", x, ids, beside) for part in ("gate", "up"))
+        gate, up = (_expert_matmul(g, w, f"{name}{part}_exps", x, ids, beside) for part in ("gate", "up"))
     if experts.limit:
         hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit)
     else:
         hidden = (g.geglu if experts.gelu else g.swiglu)(gate, up)
     hidden = g.expand(hidden)  # ordered after the use of the earlier matrices
-    return _product(g, w, f"{name}down_exps", hidden, ids, beside)
+    return _expert_matmul(g, w, f"{name}down_exps", hidden, ids, beside)
 
 
 def _weighted(g: Graph, out, weights):
@@ -209,7 +209,7 @@ def _weighted(g: Graph, out, weights):
     return total
 
 
-def _product(g: Graph, w: Mapping[str, Tensor], name: str, x, ids, beside):
+def _expert_matmul(g: Graph, w: Mapping[str, Tensor], name: str, x, ids, beside):
     """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]; beside as in `_outputs`."""
     matrix, scale, bias = (w.get(f"{name}.{part}") for part in ("weight", "scale", "bias"))
     if beside is not None:

@@ -102,8 +102,8 @@ class ScorerModel:
         k = g.reshape(matmul(g, w, f"{b}k", y), t.head_dim, t.n_kv_heads, n)
         k = g.reshape(g.rms_norm(k, t.rms_eps, w[f"{b}k_norm.weight"]), self.key_row, n)
         g.expand(g.set_rows(memory.keys, k, positions))
-        (places,) = g.derive("window", [(I32, (n,))], memory.places, positions)
-        g.expand(g.set_rows(memory.window, x, places))
+        (rows,) = g.derive("window", [(I32, (n,))], memory.window_rows, positions)
+        g.expand(g.set_rows(memory.window, x, rows))
 
     def masses(
         self, device: Device, w: Mapping[str, Tensor], memory: Memory, tokens: int, window: int
@@ -136,7 +136,7 @@ class Memory:
     def __init__(self, keys, window) -> None:
         self.keys, self.window, self.first = keys, window, 0
 
-    def places(self, outs: list[np.ndarray], positions: np.ndarray) -> None:
+    def window_rows(self, outs: list[np.ndarray], positions: np.ndarray) -> None:
         """The window row of each position."""
         last = self.window.ne[1] - 1
         at = positions - self.first

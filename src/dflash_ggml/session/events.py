@@ -1,4 +1,4 @@
-"""Events of one generation, typed: the only thing between the engine's tokens and any response shape.
+"""Typed events of one generation: the interface between the engine's tokens and every response format.
 
 Order within one run: `Progress`* `Begin` `Progress`* (deltas)* `Usage` `Finish`. `Finish` is always last, directly after
 `Usage`. A requested `StepReport` comes before the deltas of its step. The deltas of `text.deltas` are re-exported here.

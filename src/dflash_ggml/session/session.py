@@ -1,4 +1,4 @@
-"""One engine with its scheduler: requests in, events out. No HTTP, no response shapes."""
+"""A session: one engine with its scheduler, prefix cache and templates; takes requests and yields events. No HTTP."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Session:
         self.slots = Slots(engine, PrefixCache(cache_bytes), disk)
         self.scheduler = Scheduler(self.slots)
         self._vet = vet
-        self._told_of_length = False
+        self._warned_of_length = False
         self._grammars: GrammarCompiler | None = None
 
     @property
@@ -132,8 +132,8 @@ class Session:
         if bad is not None:
             raise ConfigError(f"prompt: token id {bad} is outside the vocabulary of {engine.n_vocab}")
         trained = engine.params.n_ctx_train
-        if n > trained and not self._told_of_length:
-            self._told_of_length = True
+        if n > trained and not self._warned_of_length:
+            self._warned_of_length = True
             log.warning(
                 "a prompt of %d tokens: %s was trained for %d, longer texts it understands less well",
                 *(n, engine.config.model.name, trained),

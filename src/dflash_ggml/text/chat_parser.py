@@ -69,7 +69,7 @@ class ChatParser:
         self._space = ""
         self._looked = 0
         self._spoke = False
-        self._said_any = reasoning == "begun"
+        self._emitted_any = reasoning == "begun"
         self._trim = False
         self._passed = 0
         self.in_reasoning = reasoning in ("open", "begun")
@@ -191,7 +191,7 @@ class ChatParser:
         if marker == self._form.think:
             self._end_stops(events)
             self._buf = self._buf[len(self._form.think) :]
-            self.in_reasoning, self._said_any, self._space = True, False, ""
+            self.in_reasoning, self._emitted_any, self._space = True, False, ""
             return True
         assert self._schemas is not None
         self._opening = self._opening or Opening(self._schemas, self._form)
@@ -264,12 +264,12 @@ class ChatParser:
 
     def _reason(self, text: str, events: list[Delta]) -> None:
         text = self._space + text
-        if not self._said_any:
+        if not self._emitted_any:
             text = text.lstrip()
         body = text.rstrip()
         self._space = text[len(body) :]
         if body:
-            self._said_any = True
+            self._emitted_any = True
             events.append(ReasoningDelta(body))
 
     def _pass(self, text: str, events: list[Delta]) -> None:

@@ -120,7 +120,7 @@ class HarmonyParser(ChatParser):
         self._head = "" if text is None else None  # header of the next message; None inside of one
         self._is_shown = is_analysis and not split  # reasoning, emitted as text
         self.in_reasoning = is_analysis and split
-        self._said_any = self.in_reasoning and bool((text or "").strip())
+        self._emitted_any = self.in_reasoning and bool((text or "").strip())
 
     @property
     def in_call(self) -> bool:
@@ -180,7 +180,7 @@ class HarmonyParser(ChatParser):
             self._arguments = _Arguments(self.n_calls)
         elif is_analysis and self._split:
             self.in_reasoning = True
-            self._space = "\n\n" if self._said_any else ""
+            self._space = "\n\n" if self._emitted_any else ""
         else:
             self._is_shown = is_analysis
             between = "\n\n" if self._spoke else ""

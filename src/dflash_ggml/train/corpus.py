@@ -215,7 +215,7 @@ def answered_rows(pairs: Sequence[tuple[str, str]], encode: Encode, length: int)
 
 
 def beginnings(rows: Rows, n_prompt: int, n: int, rng: np.random.Generator) -> list[list[int]]:
-    """`n` stretches of `n_prompt` tokens from random places of document rows, for the target to go on from."""
+    """`n` stretches of `n_prompt` tokens from random positions of document rows, for the target to go on from."""
     at = rng.integers(0, len(rows), n)
     first = rng.integers(0, max(1, rows.ids.shape[1] - n_prompt), n)
     return [rows.ids[i, j : j + n_prompt].tolist() for i, j in zip(at, first)]

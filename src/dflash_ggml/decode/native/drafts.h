@@ -18,7 +18,7 @@ int pairs_fault(size_t n, const float *pairs);
 double row_mass(const struct draft *draft, int depth);
 
 // The candidates of rows with pairs at a depth of this mass, behind the one of the depth before at `index`,
-// best first: their number. tokens, ranks (places in the row), log_probs: [n_ranks].
+// best first: their number. tokens, ranks (indices in the row), log_probs: [n_ranks].
 int pairs_after(const struct draft *draft, int depth, int index, double mass, int32_t *tokens, int32_t *ranks,
                 double *log_probs);
 
