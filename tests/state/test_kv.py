@@ -79,7 +79,7 @@ def test_a_commit_moves_the_rows_of_every_layer(device):
     before = [rng.normal(size=(256, t.ne[0])).astype(np.float32) for t in slices]
     for t, rows in zip(slices, before):
         device.write(t, rows)
-    g = commit_graph(device, state, 4, True).place(Workspace(device))
+    g = commit_graph(device, state, 4, 4).place(Workspace(device))
     for prefix, cache in state.caches:
         g.inputs[f"{prefix}to"].array[:] = range(100, 104)
         for i in range(len(cache.wholes)):

@@ -315,7 +315,7 @@ def test_a_commit_moves_every_bit(device, pair):
     for t in slices:
         before.append(rng.integers(0, 256, (256, t.nb[1]), np.uint8))
         device.write(t, before[-1].reshape(-1))
-    g = commit_graph(device, state, 6, True).place(workspace)
+    g = commit_graph(device, state, 6, 6).place(workspace)
     sources = [100, 102, 103, 104, 107, 105]
     for prefix, cache in state.caches:
         g.inputs[f"{prefix}to"].array[:] = range(100, 106)

@@ -20,7 +20,6 @@ from dflash_ggml.text.grammar import GrammarCompiler, GrammarProcessor, LlamaGra
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec, response_format_spec
 from dflash_ggml.text.json_options import json_options
 from dflash_ggml.text.tool_grammar import (
-    call_or_answer_grammar,
     forced_call_grammar,
     inner_call_grammar,
 )
@@ -67,7 +66,7 @@ def test_schemas_are_bounded_on_every_way_to_a_grammar() -> None:
         LlamaGrammar.from_json_schema(schema).spec,
         LlamaGrammar.from_json_schema(json.dumps(schema)).spec,
         response_format_spec({"type": "json_object", "schema": schema}),
-        call_or_answer_grammar({"w": ToolSchema(SCHEMA)}, "json", json.dumps(schema), several=False),
+        forced_call_grammar({"w": ToolSchema(SCHEMA)}, "json", several=False, answer=json.dumps(schema)),
     ):
         assert spec is not None and accepts(spec, '{"a": 1}')
         for text in ('{"a": 1, "b": 2}', '{"a":  1}', '{"a": ' + "1" * 17 + "}"):
@@ -276,7 +275,9 @@ def test_tools_whose_schemas_make_no_sense_are_one_clear_error(form: Any, odd: d
 
 
 def test_calls_or_an_answer() -> None:
-    spec = call_or_answer_grammar({"CALL": ToolSchema(SCHEMA)}, "json", '{"type": "integer"}', several=False)
+    spec = forced_call_grammar(
+        {"CALL": ToolSchema(SCHEMA)}, "json", several=False, answer='{"type": "integer"}'
+    )
     assert accepts(spec, "42") and accepts(spec, "\n\n42") and not accepts(spec, "x")
     assert accepts(
         spec, '<tool_call>\n{"name": "CALL", "arguments": {"city": "x", "unit": "c"}}\n</tool_call>'

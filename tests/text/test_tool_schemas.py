@@ -24,7 +24,7 @@ from dflash_ggml.text.grammar_spec import json_schema_spec
 from dflash_ggml.text.schema_fault import find_fault
 from dflash_ggml.text.schema_patterns import is_regex
 from dflash_ggml.text.schema_reading import SchemaReader
-from dflash_ggml.text.tool_grammar import call_or_answer_grammar, forced_call_grammar, inner_call_grammar
+from dflash_ggml.text.tool_grammar import forced_call_grammar, inner_call_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from dflash_ggml.text.tools import check_tools
 from reference.fake_engine import byte_vocabulary
@@ -490,10 +490,7 @@ def test_there_is_no_fault_in_what_compiles() -> None:
 @pytest.mark.parametrize("answer", [None, '{"type": "integer"}'])
 def test_whatever_follows_the_last_call_it_may_end_there(form: Any, answer: str | None) -> None:
     schemas = checked(N)
-    if answer is None:
-        spec = forced_call_grammar(schemas, form, several=True)
-    else:
-        spec = call_or_answer_grammar(schemas, form, answer, several=True)
+    spec = forced_call_grammar(schemas, form, several=True, answer=answer)
     call = written(form, ("n", "3"))
     if form == "json":
         call = '<tool_call>\n{"name": "f", "arguments": {"n": 3}}\n</tool_call>'

@@ -33,7 +33,7 @@ from ..state.mask import ResidentMask
 from ..state.memory import SCRATCH, part_on
 from ..state.pool import APART, CLOSE, RowPool
 from ..state.ring import Below
-from ..state.state import SPARE, TargetState, commit_graph, forest_commit_graph
+from ..state.state import SPARE, TargetState, commit_graph
 from ..state.window import DecodeWindow
 from .batches import besides
 from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
@@ -386,7 +386,7 @@ class TargetPasses:
         if not (move or self.state.spec.recurrent):
             return  # the rows are in place, and there is no other state
         graph = self.graphs.get(
-            ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move)
+            ("commit", room, move), lambda: commit_graph(self.device, self.state, room, move * room)
         )
         if self.state.spec.recurrent:
             graph.inputs["path"].array[:] = (*path, *[-1] * (room - len(path)))
@@ -483,7 +483,8 @@ class TargetPasses:
         # few graph sizes move any number of rows
         moved = next(size for size in (0, 16, 64, 256, 1024) if size >= n)
         graph = self.graphs.get(
-            ("commits", room, moved), lambda: forest_commit_graph(self.device, self.state, room, moved)
+            ("commits", room, moved),
+            lambda: commit_graph(self.device, self.state, room, moved, is_forest=True),
         )
         inputs, n_states = graph.inputs, self.state.n_states
         if self.state.spec.recurrent:

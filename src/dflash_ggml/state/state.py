@@ -226,6 +226,14 @@ class LayerStates:
             self.conv_inputs = self.tree.tensor(F32, conv.channels, max_width, n, name="conv inputs")
             self.tree.allocate()
 
+    def every(self, g: Graph) -> tuple[Tensor, Tensor]:
+        """Windows [K-1, channels, n_states, layers] and states [S, S * H_v, n_states, layers], views."""
+        (k, c, layers), s, n = self.by_index[0][0].ne[0:3], self.deltas.ne[0], len(self.by_index)
+        a_window, a_delta = self.windows.nb[2], self.deltas.nb[3]
+        windows = g.view(self.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
+        shape = s, a_delta // (4 * s), n, layers
+        return windows, g.view(self.deltas, shape, (4 * s, layers * a_delta, a_delta))
+
     def close(self) -> None:
         """Free the memory."""
         self.live.close()
@@ -268,48 +276,30 @@ def state_parts(
     return [*parts, Part("tree", lambda rows: tree, "lower the budget (--budget)")]
 
 
-def commit_graph(device: Device, state: TargetState, max_path: int, move_rows: bool) -> Graph:
+def commit_graph(
+    device: Device, state: TargetState, max_path: int, moved: int, is_forest: bool = False
+) -> Graph:
     """Graph that commits an accepted path of up to `max_path` nodes of the sequence in state index 0, all layers at once.
 
-    Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `move_rows` also from0, from1, ... (one
-    per tensor of `KvCache.wholes`) and to: cache rows int32 [max_path] (from repeated per slice) that bring the path's K/V into
+    Inputs: with recurrent layers path = node indices, root first, -1 beyond the end; with `moved` also from0, from1, ... (one
+    per tensor of `KvCache.wholes`) and to: cache rows int32 [moved] (from repeated per slice) that bring the path's K/V into
     sequence order; the same for each ring, with prefixes `ring0_`, `ring1_`, .... Unused entries copy a row to itself. Rows are
     moved as raw words, without rounding.
+
+    For a forest there are paths of several sequences: path [max_path, n_states], one for each entry of `seqs` (see Batch),
+    counted from the sequence's first column; from0, ... and to are those of all sequences.
     """
-    g = Graph(device, _commit_nodes(state))
-    path = g.input("path", I32, max_path) if state.recurrent else None
+    # a layer's composed delta net takes up to 36 nodes
+    g, n = Graph(device, 64 + 40 * len(state.spec.recurrent)), state.n_states if is_forest else 1
+    path = g.input("path", I32, max_path, n) if state.recurrent else None
+    seqs = g.input("seqs", I32, 3, n) if state.recurrent and is_forest else None
     for of in state.recurrent.values():
-        windows, deltas = of.by_index[0]
-        g.expand(g.ssm_conv_tree_commit(windows, of.conv_inputs, path))
-        g.expand(g.gated_delta_net_tree_commit(deltas, of.factors, path))
-    if move_rows:
-        _move_rows(g, state, max_path)
-    return g
-
-
-def forest_commit_graph(device: Device, state: TargetState, max_path: int, moved: int) -> Graph:
-    """`commit_graph` for paths of several sequences: path [max_path, n_states], one for each entry of `seqs` (see Batch), counted
-    from the sequence's first column; from0, ... and to: [moved], for all sequences."""
-    g = Graph(device, _commit_nodes(state))
-    n = state.n_states
-    if state.recurrent:
-        path, seqs = g.input("path", I32, max_path, n), g.input("seqs", I32, 3, n)
-    for of in state.recurrent.values():
-        (k, c, layers), s = of.by_index[0][0].ne[0:3], of.deltas.ne[0]
-        a_window, a_delta = of.windows.nb[2], of.deltas.nb[3]
-        windows = g.view(of.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
-        rows = a_delta // (4 * s)
-        deltas = g.view(of.deltas, (s, rows, n, layers), (4 * s, layers * a_delta, a_delta))
+        windows, deltas = of.every(g) if is_forest else of.by_index[0]
         g.expand(g.ssm_conv_tree_commit(windows, of.conv_inputs, path, seqs))
         g.expand(g.gated_delta_net_tree_commit(deltas, of.factors, path, seqs))
     if moved:
         _move_rows(g, state, moved)
     return g
-
-
-def _commit_nodes(state: TargetState) -> int:
-    """Number of nodes of a commit graph: a layer's composed delta net takes up to 36."""
-    return 64 + 40 * len(state.spec.recurrent)
 
 
 def _move_rows(g: Graph, state: TargetState, n: int) -> None:

@@ -11,13 +11,7 @@ from .call_forms import GEMMA, TAGS, ToolFormat
 from .grammar_spec import GrammarSpec, response_format_spec
 from .harmony import HarmonyParser
 from .tokenizer import Tokenizer
-from .tool_grammar import (
-    Schemas,
-    call_or_answer_grammar,
-    forced_call_grammar,
-    harmony_grammar,
-    inner_call_grammar,
-)
+from .tool_grammar import Schemas, forced_call_grammar, harmony_grammar, inner_call_grammar
 from .tools import NamedTool, ToolChoice
 
 
@@ -82,7 +76,8 @@ def chat_constraint(
         schema = answer.text or '{"type": "object"}'
         if form == "harmony":
             return Constraint(harmony_grammar(schemas, schema, tags), is_turn=True)
-        return Constraint(call_or_answer_grammar(schemas, form, schema, several=several, special_tags=tags))
+        calls = forced_call_grammar(schemas, form, several=several, special_tags=tags, answer=schema)
+        return Constraint(calls)
     if answer is not None:
         return Constraint(answer)
     if callable_tools and strict and form == "harmony":

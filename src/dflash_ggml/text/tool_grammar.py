@@ -21,30 +21,25 @@ _LINES = ("lead: /\\n{0,2}/", "gap: /[ \\t\\r\\n]{0,4}/")
 
 
 def forced_call_grammar(
-    schemas: Schemas, form: ToolFormat, *, several: bool, special_tags: frozenset[str] = frozenset()
+    schemas: Schemas,
+    form: ToolFormat,
+    *,
+    several: bool,
+    special_tags: frozenset[str] = frozenset(),
+    answer: str | None = None,
 ) -> GrammarSpec:
     """A grammar of one call (or `several`) of the tools in `schemas` (name -> arguments) and nothing else.
 
     Args:
         form: The model's call format.
         special_tags: Tags that are control tokens of the vocabulary.
+        answer: A JSON schema (JSON text): a text that matches it may take the place of the calls.
     """
-    start = f"start: lead {_blocks(several)}"
-    return _grammar([start, *_LINES, f"block: CALL {_inside(form)} END_CALL"], schemas, form, special_tags)
-
-
-def call_or_answer_grammar(
-    schemas: Schemas,
-    form: ToolFormat,
-    answer: str,
-    *,
-    several: bool,
-    special_tags: frozenset[str] = frozenset(),
-) -> GrammarSpec:
-    """As forced_call_grammar, or a text that matches the JSON schema `answer` (JSON text)."""
-    start = f"start: lead ({_blocks(several)} | answer)"
-    blocks = [*_LINES, f"block: CALL {_inside(form)} END_CALL"]
-    return _grammar([start, *blocks], schemas, form, special_tags, [f"answer: {_json(load_schema(answer))}"])
+    blocks = "block (gap block)* gap" if several else "block"
+    start = f"start: lead {blocks if answer is None else f'({blocks} | answer)'}"
+    more = [] if answer is None else [f"answer: {_json(load_schema(answer))}"]
+    rules = [start, *_LINES, f"block: CALL {_inside(form)} END_CALL"]
+    return _grammar(rules, schemas, form, special_tags, more)
 
 
 def inner_call_grammar(
@@ -81,10 +76,6 @@ def harmony_grammar(schemas: Schemas, answer: str | None, special_tags: frozense
         ]
     lines.append(f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}")
     return GrammarSpec("lark", "\n".join(lines) + "\n")
-
-
-def _blocks(several: bool) -> str:
-    return "block (gap block)* gap" if several else "block"
 
 
 def _inside(form: ToolFormat) -> str:
