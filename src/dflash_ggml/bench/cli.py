@@ -111,11 +111,13 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         names, small = ([], False) if args.command else named(args.suite or "quick")
     except KeyError as error:
         raise ConfigError(f"--suite: {error} is none of quick, full, {', '.join(SUITES)}") from None
-    for flag, value, least in (
+    counts = (
         ("--limit", args.limit, 1),
         ("-n", args.predict, 2),
         ("--rounds", args.rounds, 1),
-    ):
+        ("-s", args.seed, 0),
+    )
+    for flag, value, least in counts:
         if value is not None and value < least:
             raise ConfigError(f"{flag}: {value} is below {least}")
     if args.against and not any(SUITES[name].against for name in names):
@@ -123,8 +125,6 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         raise ConfigError(f"--against: other servers take part in {able} only; add one with --suite")
     if not 0 <= args.temp < math.inf:
         raise ConfigError(f"--temp: {args.temp} is no number from 0")
-    if args.seed < 0:
-        raise ConfigError(f"-s: {args.seed} is below 0")
     for file in (args.json, args.markdown, args.html, args.svg):
         if file is None:
             continue

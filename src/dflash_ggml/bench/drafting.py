@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .measure import Job, Run, by_depth, by_prompt, mean_length
 from .prompts import spread
 from .rows import SWEEP, chosen_widths, grouped, loops_note, speed_row
-from .runner import Bench, Size
+from .runner import Bench
 from .sections import Column, Row, Section
 
 TREES = (7, 15, 31)
@@ -16,23 +16,11 @@ _DEPTHS = 8
 _ALL = "all sets"
 
 
-def drafting_budgets(size: Size) -> Sequence[int]:
-    """The trees that the suite decodes with."""
-    return TREES
-
-
 def drafting_jobs(bench: Bench) -> list[Job]:
     """Every way to decode on every prompt, at both temperatures; plain alone where nothing drafts."""
     prompts = spread(list(bench.prompts), bench.size.prompts)
-    found = []
-    for t in TEMPERATURES:
-        settings = [bench.setting("plain", "plain", None, t)]
-        if bench.engine.sources:
-            settings.append(bench.setting("chain", "chain", None, t))
-            settings += [bench.setting(f"tree {b}", "tree", b, t) for b in TREES]
-            settings.append(bench.setting("auto", "auto", bench.budget, t))
-        found += bench.jobs(settings, prompts)
-    return found
+    drafts = bool(bench.engine.sources)
+    return [job for t in TEMPERATURES for job in bench.jobs(bench.modes(TREES, t, drafts), prompts)]
 
 
 def drafting_report(bench: Bench, runs: list[Run]) -> Section:

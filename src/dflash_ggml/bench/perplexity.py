@@ -19,19 +19,14 @@ import numpy as np
 from ..config import CacheType
 from ..engine.slot import Slot
 from ..errors import ConfigError
-from .sections import Column, Row, Section
+from .sections import Row, Section, columns
 
 WINDOW = 512  # tokens, llama.cpp's default
 _LOGITS_BYTES = 64 << 20  # of a pass that are on the device at a time
-COLUMNS = [
-    Column("kv", "K/V"),
-    Column("perplexity", "perplexity", 4),
-    Column("error", "±", 4),
-    Column("change", "% to the first", 3),
-    Column("windows", "windows", 0),
-    Column("tokens", "scored tokens", 0),
-    Column("per_second", "tokens/s", 1),
-]
+COLUMNS = columns(
+    "kv=K/V; perplexity=perplexity:4; error=±:4; change=% to the first:3; windows=windows:0; tokens=scored tokens:0; "
+    "per_second=tokens/s:1"
+)
 
 
 @dataclass(slots=True)

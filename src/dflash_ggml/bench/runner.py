@@ -95,10 +95,15 @@ class Bench:
         """One of ours, at the temperature of the run unless another is named."""
         return Setting(label, mode, budget, self.temperature if temperature is None else temperature)
 
-    def modes(self, budgets: Sequence[int] = (7, 15, 31), temperature: float | None = None) -> list[Setting]:
-        """Plain, chain, trees and auto; plain alone without a draft."""
+    def modes(
+        self,
+        budgets: Sequence[int] = (7, 15, 31),
+        temperature: float | None = None,
+        drafts: bool | None = None,
+    ) -> list[Setting]:
+        """Plain, chain, trees and auto; plain alone without a draft (or as `drafts` says)."""
         found = [self.setting("plain", "plain", None, temperature)]
-        if self.engine.has_draft:
+        if self.engine.has_draft if drafts is None else drafts:
             found.append(self.setting("chain", "chain", None, temperature))
             found += [self.setting(f"tree {b}", "tree", b, temperature) for b in budgets]
             found.append(self.setting("auto", "auto", self.budget, temperature))

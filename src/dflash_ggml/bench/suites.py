@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..cli.report import STAGES
 from ..config import MAX_BUDGET
 from .comparison import BUDGETS, never_slower_jobs, never_slower_report
-from .drafting import drafting_budgets, drafting_jobs, drafting_report
+from .drafting import TREES, drafting_jobs, drafting_report
 from .measure import Job, Run, Setting, all_widths, by_depth, mean_length, summary
 from .needles import needle_jobs, needle_report
 from .prompts import Prompt, spread
@@ -303,7 +303,7 @@ SUITES = {
         "plain, chain, trees and auto by set of prompts, greedy and sampled, acceptance by depth; only when named",
         drafting_jobs,
         drafting_report,
-        drafting_budgets,
+        lambda size: TREES,
         everyday=False,
     ),
     "needles": Suite(

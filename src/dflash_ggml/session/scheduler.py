@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,30 +78,6 @@ class Loan(Generation):
     def reservations(self) -> tuple[int, ...]:
         """Its rows, as of a prompt."""
         return (self.remaining,)
-
-
-class WorkOn:
-    """Context whose error or interrupt ends exactly these generations."""
-
-    __slots__ = ("_fail", "_generations")
-
-    def __init__(
-        self, fail: Callable[[Generation, Exception], None], generations: Sequence[Generation]
-    ) -> None:
-        self._fail, self._generations = fail, generations
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Pass errors to the generations' callers; interrupts are raised here too."""
-        if error is None:
-            return False
-        is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
-        failure = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
-        for generation in self._generations:
-            self._fail(generation, failure)
-        return not is_interrupt
 
 
 class Scheduler:
@@ -310,8 +287,18 @@ class Scheduler:
     def _decoding(self) -> list[Generation]:
         return [generation for generation in self._active() if generation.is_decoding]
 
-    def _work_on(self, *generations: Generation) -> WorkOn:
-        return WorkOn(self._fail, generations)
+    @contextmanager
+    def _work_on(self, *generations: Generation) -> Iterator[None]:
+        """Context whose error or interrupt ends exactly these generations; interrupts are raised here too."""
+        try:
+            yield
+        except BaseException as error:
+            is_interrupt = isinstance(error, (KeyboardInterrupt, SystemExit))
+            failure = DflashError("the generation was interrupted") if is_interrupt else as_exception(error)
+            for generation in generations:
+                self._fail(generation, failure)
+            if is_interrupt:
+                raise
 
     def _timed(self, work: Callable[[], Any]) -> tuple[float, bool]:
         """Run a function; returns its seconds, and whether no graph was built."""
