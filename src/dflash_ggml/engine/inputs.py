@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.forest import Forest
 from ..decode.reduced import WATCHED, Watch
 from ..decode.sequence import Sequence
 from ..decode.tree import Tree, observers
@@ -35,20 +34,12 @@ def unpacked(seen_by: NDArray[np.uint8], width: int) -> NDArray[np.bool_]:
     return np.unpackbits(seen_by, axis=1, bitorder="little")[:, :width].T.astype(bool)
 
 
-def fill_watches(graph: Graph, forest: Forest, watches: Items[Watch | None]) -> None:
-    """The inputs of a reduction, sequence by sequence."""
+def fill_watches(graph: Graph, watches: Iterable[tuple[slice, Watch | None]]) -> None:
+    """The inputs of a reduction, by columns; unused entries name token 0."""
     temperatures = graph.inputs["temperature"].array.reshape(-1)
     ids = graph.inputs["watch"].array.reshape(-1, WATCHED)
     temperatures[:], ids[:] = 1.0, 0
-    for (_, _, block), watch in zip(forest.blocks, watches):
+    for columns, watch in watches:
         if watch is not None:
-            temperatures[block] = max(watch.temperature, 1e-30)
-            ids[block, : len(watch.ids)] = watch.ids
-
-
-def fill_watch(graph: Graph, watch: Watch) -> None:
-    """The inputs of a reduction; unused entries name token 0."""
-    graph.inputs["temperature"].array[:] = max(watch.temperature, 1e-30)
-    ids = np.zeros(WATCHED, np.int32)
-    ids[: len(watch.ids)] = watch.ids
-    graph.inputs["watch"].array.reshape(-1, WATCHED)[:] = ids
+            temperatures[columns] = max(watch.temperature, 1e-30)
+            ids[columns, : len(watch.ids)] = watch.ids

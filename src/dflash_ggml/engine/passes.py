@@ -36,7 +36,7 @@ from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph
 from ..state.window import DecodeWindow
 from .batches import besides
-from .inputs import fill_span, fill_watch, fill_watches, own_columns, unpacked
+from .inputs import fill_span, fill_watches, own_columns, unpacked
 from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
@@ -140,14 +140,14 @@ class TargetPasses:
         columns, taps = min(columns, self.n_rows), self.taps if append else ()
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
-        self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+        self._build(batch).place(self.workspace).close()
         if self.takes_beside and self.device.is_gpu:
             n = besides(self.state.n_states)
             batch = self._joined(max(columns - n, 1), n, append, None)
-            self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+            self._build(batch).place(self.workspace).close()
         if self.window is not None:  # what its passes gather may be more
             batch = Batch(max(self.max_width, 1), 0, self.tree_mask, self.taps, window=self.window)
-            self.target.build(batch, self.state, self.weights).place(self.workspace).close()
+            self._build(batch).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
         """Rows that the graph of a linear pass reads when `rows` are in use: all, if hidden rows cost nothing or less than
@@ -182,6 +182,9 @@ class TargetPasses:
         first = Batch(forest, n_kv, None, self.taps, None, reduction, "every", None, n_states, True)
         taps = self.taps if append else ()
         return Batch(columns, n_kv, None, taps, append, seqs=1, beside=first)
+
+    def _build(self, batch: Batch) -> Graph:
+        return self.target.build(batch, self.state, self.weights)
 
     # ---- passes
 
@@ -219,9 +222,7 @@ class TargetPasses:
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("linear", n, n_kv, feeds, reduction, outputs, window is not None, seqs),
-            lambda: self.target.build(
-                Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs), self.state, self.weights
-            ),
+            lambda: self._build(Batch(n, n_kv, None, taps, append, reduction, outputs, window, seqs)),
         )
         if seqs:
             graph.inputs["seqs"].array[:] = state_index, 0, n
@@ -234,7 +235,7 @@ class TargetPasses:
         if feeds == "keep":
             graph.inputs["column"].array[:] = column
         if watch:
-            fill_watch(graph, watch)
+            fill_watches(graph, [(slice(None), watch)])
         graph.run()
         return graph
 
@@ -264,7 +265,7 @@ class TargetPasses:
         reduction = _REDUCTIONS if any(watches) else None
         graph = self.graphs.get(
             ("joined", n, first, append is None, reduction),
-            lambda: self.target.build(self._joined(n, first, append, reduction), self.state, self.weights),
+            lambda: self._build(self._joined(n, first, append, reduction)),
         )
         self._fill_forest(graph, forest, watches, columns)
         graph.inputs["chunk seqs"].array[:] = sequence.state_index, 0, n
@@ -333,10 +334,8 @@ class TargetPasses:
         reduction = _REDUCTION if watch else None
         graph = self.graphs.get(
             ("verify", width, n_kv, reduction),
-            lambda: self.target.build(
-                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window),
-                self.state,
-                self.weights,
+            lambda: self._build(
+                Batch(width, n_kv, self.tree_mask, self.taps, None, reduction, window=window)
             ),
         )
         ids, positions, rows, parents = graph.inputs["ints"].array.reshape(4, width)
@@ -357,7 +356,7 @@ class TargetPasses:
             for ring in self.state.rings:
                 ring.fill(graph, sequence.state_index, sequence.n_tokens, width, depths, own)
         if watch:
-            fill_watch(graph, watch)
+            fill_watches(graph, [(slice(None), watch)])
         graph.run()
         if window is None:
             self.tree_mask.ran()
@@ -410,10 +409,8 @@ class TargetPasses:
         n_kv, reduction = 0 if window else bucket, _REDUCTIONS if any(watches) else None
         graph = self.graphs.get(
             ("forest", width, n_kv, reduction),
-            lambda: self.target.build(
-                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, n_states, True),
-                self.state,
-                self.weights,
+            lambda: self._build(
+                Batch(width, n_kv, None, self.taps, None, reduction, "every", window, n_states, True)
             ),
         )
         self._fill_forest(graph, forest, watches, columns, window)
@@ -471,7 +468,7 @@ class TargetPasses:
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
         if any(watches):
-            fill_watches(graph, forest, watches)
+            fill_watches(graph, zip([columns for _, _, columns in forest.blocks], watches))
 
     def _commit_paths(self, forest: Forest, paths: Items[tuple[int, ...]]) -> None:
         """Commit paths of several sequences."""

@@ -88,7 +88,7 @@ def open_cpu(config: EngineConfig) -> Device:
     """The CPU, for a target or for experts beside a GPU."""
     # an explicit count fixes the bits: attention of one column is summed per thread
     yielding = config.n_threads is None and not config.reproducible and not config.reference
-    return Device.cpu(config.n_threads, config.reference, yielding, config.stock)
+    return Device.cpu(config.n_threads, reference=config.reference, yielding=yielding, stock=config.stock)
 
 
 def _open(info: DeviceInfo, config: EngineConfig) -> Device:

@@ -240,15 +240,9 @@ class Device:
         self._mark = self._free = ffi.NULL
 
     @classmethod
-    def cpu(
-        cls,
-        n_threads: int | None = None,
-        reference: bool = False,
-        yielding: bool = False,
-        stock: bool = False,
-    ) -> Device:
-        """The CPU of this machine."""
-        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, reference, yielding, stock)
+    def cpu(cls, n_threads: int | None = None, **how: bool) -> Device:
+        """The CPU of this machine; `how`: the constructor's other arguments."""
+        return cls(next(d for d in list_devices() if not d.is_gpu), n_threads, **how)
 
     @property
     def is_gpu(self) -> bool:
