@@ -4,8 +4,8 @@
 
 #include "calibration.h"
 
-#define PRIOR 8.0      // samples that other texts are worth for a new one
-#define OWN_WORD 16.0  // samples that the draft's own word is worth where there are no other texts
+#define PRIOR 8.0      // weight of earlier sequences, in samples
+#define OWN_WORD 16.0  // weight of the draft's own probability without earlier sequences, in samples
 #define KEPT 400.0     // samples of a cell after which old ones fade
 #define TREND_RATE 0.05 // logits per unit of surprise
 #define TREND_MOST 5.0
@@ -22,12 +22,12 @@ static int cell_of(int depth, double log_prob) {
     return ((depth < N_DEPTHS ? depth : N_DEPTHS) - 1) * N_BUCKETS + at;
 }
 
-// The factor that moves a probability by a trend, given as exp(trend).
+// The factor of a probability for a trend, given as exp(trend).
 static double moved(double probability, double lift) {
     return probability < SURE ? lift / (1 - probability + probability * lift) : 1.0;
 }
 
-// What was believed before counts as some samples more.
+// The prior counts as additional samples.
 static void correct(struct calibration *c, int cell) {
     double before = c->prior ? c->prior->base[cell] : 0.0, slope = c->prior ? c->prior->slope[cell] : 1.0;
     double prior = c->prior ? PRIOR : OWN_WORD;
@@ -77,7 +77,7 @@ int calibration_paths(const struct calibration *c, int n, const int32_t *parents
         int cell = cell_of(depths[node], log_prob);
         sums[parent] += probabilities[node] = c->base[cell] + c->slope[cell] * promised;
     }
-    // the children of a node share the lift: one of them is right, or none
+    // at most one child of a node is right: they share the correction
     for (int node = 1; node < n; node++) {
         int32_t parent = parents[node];
         double total = sums[parent], path = probabilities[parent];
@@ -107,7 +107,7 @@ int calibration_paths_each(int n, struct calibration *const *calibrations, const
     return 0;
 }
 
-// What is known of a node of the walk. expected: of its children together, of which `right` were.
+// Statistics of a visited node. expected: total probability of its children, of which `right` were accepted.
 struct visited {
     double expected, right;
     uint8_t counts, is_kept;
@@ -127,7 +127,7 @@ int calibration_observe(struct calibration *c, int n, const int32_t *parents, co
         if (i < n_visited) nodes[kept[i]].counts = 1;
         if (i < n_kept - 1) nodes[kept[i]].right = 1.0;
     }
-    for (int i = 1; i < n_kept && cells; i++) { // where a copy was right nothing is known of the draft
+    for (int i = 1; i < n_kept && cells; i++) { // where lookup was right, nothing is known about the draft
         if (kept[i] > 0 && cells[kept[i]] >= 0) nodes[parents[kept[i]]].counts = 0;
     }
     for (int node = 1; node < n; node++) {

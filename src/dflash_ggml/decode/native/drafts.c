@@ -31,7 +31,7 @@ double row_mass(const struct draft *draft, int depth) {
     const float *scores = draft->log_probs + (size_t)depth * draft->n_ranks;
     double mass = 0;
     for (int i = 0; i < draft->n_ranks; i++) mass += exp((double)scores[i]);
-    // of other tokens nothing is known but that they take the rest; rounding must not make them less than none
+    // other tokens have the remaining probability; rounding must not make it negative
     return fmin(mass > 0 ? log(mass) : 0, 0);
 }
 
@@ -59,7 +59,7 @@ int pairs_after(const struct draft *draft, int depth, int index, double mass, in
     return n;
 }
 
-// A row of the reading with room for n candidates.
+// A row with capacity for n candidates.
 static struct row *new_row(struct reading *reading, int n) {
     struct row *row = malloc(sizeof(struct row) + (n > 0 ? n : 1) * (sizeof(double) + 2 * sizeof(int32_t)));
     if (!row) return NULL;
@@ -102,7 +102,7 @@ void reading_close(struct reading *reading) {
     free(reading->masses);
 }
 
-// Moves the last of n candidates to where they fall; the first of equals stays before the others.
+// Moves the last of n candidates to its sorted position; stable for ties.
 static void sort_in(struct row *row, int n) {
     double score = row->scores[n - 1];
     int32_t token = row->tokens[n - 1], cursor = row->cursors[n - 1];
@@ -114,7 +114,7 @@ static void sort_in(struct row *row, int n) {
     row->scores[at] = score, row->tokens[at] = token, row->cursors[at] = cursor;
 }
 
-// The mean of the distributions of those of several drafts that have come as far.
+// The mean of the distributions of the drafts that reach this node.
 static const struct row *mean_row(struct reading *reading, int32_t cursor) {
     int n_parts = reading->draft->n_parts, most = 0, speaking = 0;
     for (int i = 0; i < n_parts; i++) {
@@ -171,7 +171,7 @@ const struct row *reading_at(struct reading *reading, int32_t cursor) {
     } else {
         const float *scores = draft->log_probs + (size_t)depth * k;
         memcpy(row->tokens, draft->ids + (size_t)depth * k, k * sizeof(int32_t));
-        if (goes_on) row->other = depth + 1; // a plain row goes on below any token
+        if (goes_on) row->other = depth + 1; // a plain row continues below any token
         for (; row->n < k && scores[row->n] > -INFINITY; row->n++) {
             row->scores[row->n] = scores[row->n], row->cursors[row->n] = row->other;
         }

@@ -7,7 +7,7 @@
 
 static const int orders[NGRAM_ORDERS] = {6, 2}; // the shorter is tried where the longer finds nothing
 
-// What a prime leaves of the tokens up to `end`, concatenated as one number, the newest on top.
+// Hash of the tokens up to `end`: their concatenation as one number, the newest on top, modulo a prime.
 static uint32_t slot(const struct ngram_index *index, const int32_t *end, int order) {
     uint64_t rest = 0;
     for (int i = 1; i <= order; i++) rest = (rest << 32 | (uint32_t)end[-i]) % PRIME;
@@ -77,7 +77,7 @@ int ngram_continuations(const struct ngram_index *index, const struct ngram_inde
     int order[2 * NGRAM_HOPS];
     for (int i = 0; i < all; i++) {
         int at = i;
-        // where not all can stay, the longest come first, and of equals the newest
+        // if there are too many, keep the longest, at ties the newest
         for (; all > most && at > 0 && lengths[order[at - 1]] < lengths[i]; at--) order[at] = order[at - 1];
         order[at] = i;
     }

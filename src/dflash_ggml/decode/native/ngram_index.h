@@ -1,18 +1,18 @@
 // Index of where the end of a token sequence has occurred before; see ngram_index.py.
 
-#define NGRAM_LONGEST 48 // tokens of a match that are looked at
-#define NGRAM_HOPS 6     // positions of one hash that are looked at, newest first
-#define NGRAM_ENOUGH 64  // tokens matched in sum after which no more positions are looked at
+#define NGRAM_LONGEST 48 // longest match in tokens
+#define NGRAM_HOPS 6     // positions to check per hash, newest first
+#define NGRAM_ENOUGH 64  // total matched tokens after which the search ends
 #define NGRAM_ORDERS 2
 
 // Tokens ids [n]. For each order, newest [slots] is the last position of a hash, and before [n + 1] the previous one of the same
-// hash, 0 for none. Position p lies before token p. There is room for `capacity` tokens; slots are a power of two.
+// hash, 0 for none. Position p is before token p. The capacity is `capacity` tokens; slots are a power of two.
 struct ngram_index {
     int32_t n, capacity, slots;
     int32_t *ids, *newest[NGRAM_ORDERS], *before[NGRAM_ORDERS];
 };
 
-// Append n tokens. Returns 0, or -1 where there is no room for them, or fewer slots than tokens.
+// Appends n tokens. Returns 0, or -1 if they exceed the capacity or the number of slots.
 int ngram_index_extend(struct ngram_index *index, const int32_t *ids, int n);
 
 // Append one token, as ngram_index_extend.

@@ -4,7 +4,7 @@
 
 #include "shared_heap.h"
 
-// What is next of a list, worth `key`.
+// The next entries of a list, with value `key`.
 struct front {
     double key;
     int32_t list, at;
@@ -24,7 +24,7 @@ static void sink(struct front *fronts, int n, int at) {
     fronts[at] = moved;
 }
 
-// Means of adjacent entries, pooled until they fall. sums, sizes: of up to n pools.
+// Means of adjacent entries, pooled until they are descending. sums, sizes: of up to n pools.
 static void pool(const double *gains, int n, double *keys, double *sums, int32_t *sizes) {
     int n_pools = 0;
     for (int i = 0; i < n; i++) {
@@ -42,13 +42,13 @@ static void pool(const double *gains, int n, double *keys, double *sums, int32_t
     }
 }
 
-// Of the ends up to `most` entries, the one that is worth most a millisecond. sums: [most + 1].
+// The end, of those up to `most` entries, with the highest value per millisecond. sums: [most + 1].
 static int best_end(int n_ends, const int32_t *ends, const double *ms, int most, const double *sums, double flat) {
     int last = 0, found = 0;
     double wider = INFINITY, best = -1;
     while (last + 1 < n_ends && ends[last] < most) last++;
     for (int i = last; i >= 0; i--) {
-        if (ms[i] >= (1 - flat) * wider) continue; // graphs of one more width, for next to nothing
+        if (ms[i] >= (1 - flat) * wider) continue; // not worth graphs of another width
         int entries = ends[i] < most ? ends[i] : most;
         wider = ms[i] > 1e-9 ? ms[i] : 1e-9;
         if (sums[entries] / wider >= best) best = sums[entries] / wider, found = entries;

@@ -25,8 +25,8 @@ struct offer {
     uint8_t sources;
 };
 
-// What a node knows of its children. lost: what votes cost the draft's candidates, which leave out n_taken
-// ranks.
+// State of a node's children. lost: cost added to the draft's candidates by votes, which have taken
+// n_taken ranks.
 struct node {
     double cost, lost;
     uint64_t matches;
@@ -52,7 +52,8 @@ struct growth {
     int32_t *taken;       // the same
 };
 
-// Cheaper first; ties go to the smaller depth, the older parent, the smaller rank. No two entries are equal.
+// Lower cost first; ties go to the smaller depth, the older parent, the smaller rank. No two entries
+// are equal.
 static int before(const struct entry *a, const struct entry *b) {
     if (a->cost != b->cost) return a->cost < b->cost;
     if (a->depth != b->depth) return a->depth < b->depth;
@@ -79,7 +80,7 @@ static void sink(struct entry *heap, int n, struct entry entry) {
     heap[at] = entry;
 }
 
-// While the chain is grown entries only wait; see `run`.
+// While the chain is grown, entries are only collected; see `run`.
 static void queue(struct growth *g, double cost, int32_t parent, int32_t rank) {
     struct entry entry = {cost, g->depths[parent] + 1, parent, rank};
     if (g->order == BEST_FIRST) {
@@ -169,7 +170,7 @@ static void add(struct growth *g, int32_t token, int32_t parent, double cost, in
     g->open = at;
 }
 
-// An entry becomes a node.
+// Adds an entry as node.
 static void take(struct growth *g, struct entry best) {
     if (best.rank >= 0) {
         const struct row *row = g->nodes[best.parent].row;
@@ -180,7 +181,7 @@ static void take(struct growth *g, struct entry best) {
     }
 }
 
-// Takes the best child of the newest node, those from `fresh` on, out of the queue. 0 where it has none.
+// Removes the best child of the newest node (entries from `fresh` on) from the queue. 0 without children.
 static int take_from_chain(struct growth *g) {
     int at = g->fresh;
     if (at == g->n_heap) return 0;
@@ -204,7 +205,8 @@ static int take_best(struct growth *g) {
     return 1;
 }
 
-// Grows until the tree is done, -1; until a draft is asked, the cursor; or until there is no memory, -2.
+// Grows until the tree is complete, -1; until a draft must be called, its cursor; or until memory runs
+// out, -2.
 static int run(struct growth *g) {
     while (g->n <= g->budget) {
         if (g->open >= 0) {
@@ -245,7 +247,7 @@ static int prepare(struct growth *g, int32_t root, int budget, int32_t *ints, do
     g->n_matches = lookup ? lookup->n_matches : 0;
     g->trust = rates ? lookup_trust(rates) : 1.0;
     g->far = -log(lookup_least);
-    // the children that wait of a node are its votes and one of the draft
+    // queued children of a node are its votes and one of the draft
     g->heap = malloc(width * (g->n_matches + 1) * sizeof(struct entry));
     g->nodes = malloc(width * sizeof(struct node));
     g->offers = malloc((width * g->n_matches + 1) * sizeof(struct offer));
@@ -285,7 +287,7 @@ int growth_run(struct growth *g) {
 }
 
 int growth_give(struct growth *g, int n, const int32_t *tokens, const double *log_probs) {
-    if (g->open < 0 || g->nodes[g->open].row) return 0; // nothing was asked
+    if (g->open < 0 || g->nodes[g->open].row) return 0; // nothing is pending
     g->nodes[g->open].row = reading_take(&g->reading, n, tokens, log_probs);
     return g->nodes[g->open].row ? 0 : -1;
 }
@@ -303,7 +305,7 @@ void growth_free(struct growth *g) {
 int tree_observers(int n, const int32_t *parents, int width, uint8_t *bits) {
     size_t row = ((size_t)width + 7) / 8;
     for (int node = 0; node < width; node++) bits[node * row + node / 8] |= 1 << node % 8;
-    // children hand what they collected to their parents, last child first
+    // children pass their bits to their parents, last child first
     for (int node = n - 1; node >= 0; node--) {
         int32_t parent = parents[node];
         if (parent == -1) continue;

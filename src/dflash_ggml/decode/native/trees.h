@@ -1,4 +1,4 @@
-// Growing draft trees; see tree.py and merged.py for what they are.
+// Growth of draft trees; see tree.py and merged.py.
 
 #define BEST_FIRST 0
 #define CHAIN_SEED 1 // the chain of best children, then best first
@@ -11,8 +11,8 @@
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
               const struct lookup *lookup, const struct lookup_rates *rates, int order);
 
-// The same for a draft that is called for the children of a node. growth_run returns the cursor whose children it wants,
-// -1 at the end, -2 without memory. Cursors count candidates in the order in which they were given; the root's is 0.
+// The same for a draft that is called for each node. growth_run returns the cursor to expand, -1 at
+// the end, -2 without memory. Cursors count candidates in order; the root's is 0.
 // growth_give: children, best first; -1 without memory.
 struct growth;
 struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
@@ -23,5 +23,5 @@ int growth_end(const struct growth *growth);
 void growth_free(struct growth *growth);
 
 // Which nodes attend to each of `width` >= n nodes: bits [width][(width + 7) / 8] of zeros. Returns -1, or
-// the last node whose parent is none of those before it and not -1.
+// the last node with an invalid parent.
 int tree_observers(int n, const int32_t *parents, int width, uint8_t *bits);

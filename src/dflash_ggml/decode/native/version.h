@@ -1,4 +1,4 @@
-// Which declarations these are: one more with every change of one, here and in __init__.py, so that Python tells a build of
-// other sources from its own.
+// Version of the declarations: incremented with every change, here and in __init__.py, so that Python
+// detects a build of other // sources.
 
 #define NATIVE_VERSION 4
