@@ -1,4 +1,4 @@
-"""`dflash-bench`: how fast a pair is on this machine, and what its draft is worth. Tables on stdout, progress on stderr."""
+"""`dflash-bench`: measures a pair's speed and its draft's gain on this machine. Tables on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def check(args: argparse.Namespace) -> tuple[list[str], Size]:
-    """The suites, none for `calibrate`, and their size. Raises ConfigError for options that do not fit, before all else."""
+    """The suites (none for `calibrate`) and their size. Raises ConfigError for inconsistent options."""
     if args.command and args.suite:
         raise ConfigError(f"--suite: {args.command} runs alone, costs are kept per --budget")
     if (args.command == "perplexity") != (args.file is not None):
@@ -131,7 +131,7 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
             raise ConfigError(f"can't write {file}: name a file in a folder that exists")
     if args.html or args.svg:
-        from . import plots  # noqa: F401 - it says what is missing, now and not after an hour
+        from . import plots  # noqa: F401 - fail now, not after an hour
 
     size = QUICK if small else FULL
     given = {"prompts": args.limit, "acceptance": args.limit, "n": args.predict, "rounds": args.rounds}
@@ -139,7 +139,7 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
 
 
 def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """What every file says of the run: commit, machine, files, options."""
+    """Facts about the run for every result file: commit, machine, files, options."""
     engine = bench.engine
     return header(
         secrets=[secret for secret in (args.against_key, args.hf_token) if secret],
@@ -153,13 +153,13 @@ def facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
         **({} if args.command else text_facts(bench, args)),
         mode=bench.mode,
         budget=bench.budget,
-        costs_file=engine.costs_file.name if engine.costs_file else None,  # a folder says who ran it
+        costs_file=engine.costs_file.name if engine.costs_file else None,  # folders would identify the user
         against=[{"url": server.url, "model": server.model} for server in bench.servers],
     )
 
 
 def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """The same of its runs."""
+    """Facts about the runs."""
     return {
         "prompts": args.prompts or "default",
         "styles": list(dict.fromkeys(prompt.style for prompt in bench.prompts)),
@@ -172,7 +172,7 @@ def text_facts(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """The same for people."""
+    """The facts as text lines."""
     gpu = found["gpu"]
     device = found["device"]
     device += "" if gpu else f", {found['threads']} threads of {found['cpus']} CPUs"
@@ -193,7 +193,7 @@ def fact_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the runs were, if there were any."""
+    """Description of the runs, if there were any."""
     if "styles" not in found:
         return []
     drawn = f"temperature {found['temperature']}, seed {found['seed']}"
@@ -202,7 +202,7 @@ def _text_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Section], state: str) -> None:
-    """The files that were asked for."""
+    """Write the requested files."""
     writers: list[tuple[Path | None, Callable[[], str]]] = [
         (args.json, lambda: _json(found, sections, state)),
         (args.markdown, lambda: markdown(fact_lines(found), sections, state)),
@@ -214,10 +214,10 @@ def write(args: argparse.Namespace, found: dict[str, Any], sections: Sequence[Se
         if file is None:
             continue
         try:
-            # names of files are any bytes
+            # file names are arbitrary bytes
             file.write_text(text(), encoding="utf-8", errors="backslashreplace")
             say(f"{file} written")
-        except OSError as e:  # the others are still worth writing
+        except OSError as e:  # still write the others
             error = DflashError(f"can't write {file}: {e.strerror}")
     if error is not None:
         raise error
@@ -285,7 +285,7 @@ def run(args: argparse.Namespace) -> int:
                     break
             else:
                 state = ""
-        finally:  # what an error leaves is worth keeping too
+        finally:  # keep results after an error too
             found["load_after"] = load_average()
             if sections:
                 write(args, found, sections, state)
@@ -299,7 +299,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) -> int:
-    """Measure what passes cost, keep it and print it; returns the exit code."""
+    """Measure, cache and print pass costs; returns the exit code."""
     has_head = config.wants("mtp") and config.draft is None and bool(draft_beside(config.model).own)
     if config.draft is None and not has_head and not config.names_prompt_lookup:
         how = "" if config.spec is None else ", and leave --spec away"
@@ -320,7 +320,7 @@ def run_calibrate(args: argparse.Namespace, config: EngineConfig, size: Size) ->
 def run_perplexity(args: argparse.Namespace, size: Size) -> int:
     """The perplexity of the target on a text file, for each pair of K/V types; returns the exit code."""
     text = perplexity.read_text(args.file)
-    # nothing drafts, no decision looks at costs
+    # no drafting, and no decisions by cost
     args.spec, args.ctx_size, args.no_calibrate = (), args.window + 1, True
     pairs = perplexity.kv_pairs(args.kv) if args.kv else [(None, None)]
     scores: list[tuple[str, perplexity.Score]] = []

@@ -1,7 +1,7 @@
-"""The suite `never-slower`: `auto` beside every fixed mode, on the same prompts in turn.
+"""The suite `never-slower`: `auto` compared with every fixed mode, on the same prompts alternately.
 
-Its worst prompt is measured separately: `auto` between two plain runs, repeatedly. The speed of a CPU that
-others use too changes by a third from second to second, and the worst of many single timings is the unluckiest one.
+The worst prompt is measured separately: `auto` between two plain runs, repeatedly. The speed of a shared CPU changes by
+a third from second to second, and the worst of many single timings is the most disturbed one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COLUMNS = (
 
 
 def rate(runs: Sequence[Run]) -> float | None:
-    """Tokens per second over all runs in sum."""
+    """Total tokens per second over all runs."""
     ms = sum(run.decode_ms for run in runs)
     return 1e3 * sum(max(run.n - 1, 0) for run in runs) / ms if ms else None
 
 
 def compared(runs: Sequence[Run], **first: object) -> list[Row]:
-    """A row per mode for the runs of one setting; that of `auto` says how it did against the best of the others."""
+    """A row per mode for the runs of one setting; `auto`'s row has a comparison with the best of the others."""
     groups = grouped(runs)
     plain = groups.get("plain", [])
     rows = [speed_row(found, plain, **first, setting=m, rate=rate(found)) for m, found in groups.items()]
@@ -46,9 +46,9 @@ def compared(runs: Sequence[Run], **first: object) -> list[Row]:
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """The prompt on which `auto` did worst beside plain decoding, by the median of the rounds.
+    """The prompt on which `auto` was worst relative to plain decoding, by the median of the repetitions.
 
-    same: what plain had beside itself, on the prompts where it differed most; None where that was not timed.
+    same: ratio of two plain runs on the prompt where they differed most; None if not timed.
     """
 
     prompt: str
@@ -63,8 +63,8 @@ class Worst:
 
 
 def worst(runs: Sequence[Run]) -> Worst | None:
-    """Of the runs of one temperature; None without both modes. Where none were made between two plain ones, a prompt's speed is
-    the median of its rounds in each mode."""
+    """The worst prompt of one temperature's runs; None without both modes. Without runs between two plain ones, a prompt's speed
+    is the median of its repetitions in each mode."""
     between: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         if run.setting in (BEFORE, BETWEEN, BEHIND) and run.per_second is not None:
@@ -72,7 +72,7 @@ def worst(runs: Sequence[Run]) -> Worst | None:
     times: dict[str, float] = {}
     same: list[float] = []
     for prompt, of in between.items():
-        # one that was cut off does not count
+        # truncated runs do not count
         rounds = list(zip(of.get(BEFORE, ()), of.get(BETWEEN, ()), of.get(BEHIND, ())))
         if rounds:
             times[prompt] = statistics.median((a + b) / 2 / auto for a, auto, b in rounds)
@@ -116,7 +116,7 @@ def never_slower_jobs(bench: Bench) -> list[Job]:
 
 
 def _between(bench: Bench, prompts: Sequence[Prompt], temperature: float) -> list[Job]:
-    """`auto` between two plain runs of each prompt, in rounds with seeds of their own."""
+    """`auto` between two plain runs of each prompt, repeated with different seeds."""
     auto = bench.setting(BETWEEN, "auto", bench.budget, temperature)
     before, behind = (bench.setting(label, "plain", None, temperature) for label in (BEFORE, BEHIND))
     once = bench.jobs([auto], prompts, rounds=1, endless=True)

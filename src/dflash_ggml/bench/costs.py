@@ -22,7 +22,7 @@ def costs_report(engine: Engine) -> Section:
         row[f"ms_{point.context}"] = point.ms
     for context, found in steps.items():
         for step in found:
-            # a width that there was no time for has its row too: it lies on the line between the others
+            # unmeasured widths have rows too, interpolated between the others
             row = rows.setdefault(("verify", step.columns), {"pass": "verify", "columns": step.columns})
             row |= {"nodes": step.nodes, "most": step.reach, f"step_ms_{context}": step.ms}
             row |= {f"length_{context}": step.length}
@@ -48,7 +48,7 @@ def costs_report(engine: Engine) -> Section:
 
 
 def _plots(steps: dict[int, list[Any]]) -> list[Plot]:
-    """Needed tokens per step by nodes, and the most that there can be."""
+    """Break-even tokens per step by nodes, and the maximum."""
     lines = [
         Series(f"needed at {n:,} tokens", [s.nodes for s in found], [s.length for s in found])
         for n, found in steps.items()

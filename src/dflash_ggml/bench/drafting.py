@@ -17,14 +17,14 @@ _ALL = "all sets"
 
 
 def drafting_jobs(bench: Bench) -> list[Job]:
-    """Every way to decode on every prompt, at both temperatures; plain alone where nothing drafts."""
+    """Every setting on every prompt, at both temperatures; only plain without drafts."""
     prompts = spread(list(bench.prompts), bench.size.prompts)
     drafts = bool(bench.engine.sources)
     return [job for t in TEMPERATURES for job in bench.jobs(bench.modes(TREES, t, drafts), prompts)]
 
 
 def drafting_report(bench: Bench, runs: list[Run]) -> Section:
-    """A row per set, temperature and way to decode; then over all sets."""
+    """A row per set, temperature and setting; then over all sets."""
     styles = list(dict.fromkeys(run.style for run in runs))
     rows: list[Row] = []
     chosen: dict[str, Sequence[Run]] = {}
@@ -47,7 +47,7 @@ def drafting_report(bench: Bench, runs: list[Run]) -> Section:
 
 
 def _tree_and_chain(runs: Sequence[Run]) -> list[str]:
-    """How the tree of 15 does beside the chain of the same draft, prompt by prompt."""
+    """The tree of 15 nodes compared with the chain of the same draft, prompt by prompt."""
     found = []
     for t in TEMPERATURES:
         groups = grouped([run for run in runs if run.temperature == t])
@@ -65,7 +65,7 @@ def _tree_and_chain(runs: Sequence[Run]) -> list[str]:
 
 
 def _by_depth(runs: Sequence[Run]) -> list[str]:
-    """Acceptance by depth of the chain and of a tree: how deep drafted steps keep their path."""
+    """Acceptance by depth of the chain and of a tree."""
     found = []
     for t in TEMPERATURES:
         for name in ("chain", "tree 15"):

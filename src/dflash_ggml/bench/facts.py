@@ -55,7 +55,7 @@ def cpu_name() -> str:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Name, driver, clocks and power limit of the first GPU, as nvidia-smi tells them; empty without one."""
+    """Name, driver, clocks and power limit of the first GPU, from nvidia-smi; empty without one."""
     line = _output("nvidia-smi", f"--query-gpu={GPU_FIELDS}", "--format=csv,noheader")
     return dict(zip(GPU_FIELDS.split(","), line.splitlines()[0].split(", "))) if line else {}
 
@@ -66,7 +66,7 @@ def load_average() -> float:
 
 
 def header(secrets: Sequence[str] = (), **more: object) -> dict[str, object]:
-    """Facts for a result file; folders, which say who ran it where, and the secrets are left out of its command."""
+    """Facts for a result file; folders (which identify the user) and secrets are removed from its command."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     for secret in secrets:
         renamed = {

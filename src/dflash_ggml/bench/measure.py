@@ -21,12 +21,12 @@ from .prompts import Prompt
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed: the current run was given up."""
+    """Ctrl-C was pressed: the current run was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to decode; what a suite compares. server: the address of another server, None for ourselves."""
+    """A decoding configuration that a suite compares. server: the address of another server, None for ours."""
 
     label: str
     mode: Mode = "plain"
@@ -37,8 +37,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run to make: a prompt as token ids, n tokens at most. `text` is what other servers are sent. endless: it goes on
-    behind an end-of-generation token. answer: what a right answer has in it. score_ms: what choosing the prompt's tokens took,
+    """A planned run: a prompt as token ids, at most n tokens. `text` is sent to other servers. endless: continue after
+    end-of-generation tokens. answer: text contained in a right answer. score_ms: time of selecting the prompt's tokens,
     part of the time to the first one."""
 
     prompt: Prompt
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def per_second(self) -> float | None:
-        """Tokens per second after the first one, None where there is no second."""
+        """Tokens per second after the first one, None without a second."""
         return 1e3 * (self.n - 1) / self.decode_ms if self.n > 1 and self.decode_ms > 0 else None
 
     @property
@@ -111,7 +111,7 @@ class Run:
 
 
 def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool:
-    """Whether at least `share` of the tokens repeat the text some 1..`period` tokens before: a loop flatters acceptance."""
+    """Whether at least `share` of the tokens repeat those 1..`period` tokens before: loops inflate acceptance."""
     n = len(tokens)
     return any(
         sum(tokens[i] == tokens[i - p] for i in range(p, n)) >= share * n
@@ -131,7 +131,7 @@ def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Run:
 
 
 def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: float = 0.0) -> Run:
-    """Decode behind what the slot holds, which is the job's prompt. Raises Interrupted when `should_stop` says so."""
+    """Decode after the job's prompt in the slot. Raises Interrupted if `should_stop` is true."""
     setting = job.setting
     sampler = Sampler(SamplingParams(temperature=setting.temperature, seed=job.seed), slot.n_vocab)
     began = first = last = time.perf_counter()
@@ -194,12 +194,12 @@ def go_on(slot: Slot, job: Job, should_stop: Callable[[], bool], prefill_ms: flo
 
 
 def _has(text: str, answer: str) -> bool:
-    """Whether an answer stands in a text as a word of its own."""
+    """Whether an answer occurs in a text as a whole word."""
     return re.search(rf"\b{re.escape(answer)}\b", text, re.IGNORECASE) is not None
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
-    """Median, mean and spread of what was measured; None for nothing."""
+    """Median, mean and spread of measurements; None without any."""
     found = [value for value in values if value is not None]
     if not found:
         return None
@@ -208,7 +208,7 @@ def summary(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def ratios(runs: Iterable[Run], base: Iterable[Run]) -> dict[str, Any] | None:
-    """Speed of runs over that of `base`, prompt by prompt, each prompt's rounds in the mean."""
+    """Speed of runs relative to `base`, prompt by prompt, averaged over repetitions."""
     ours, theirs = by_prompt(runs), by_prompt(base)
     return summary(ours[p] / theirs[p] for p in ours if p in theirs)
 
@@ -216,7 +216,7 @@ def ratios(runs: Iterable[Run], base: Iterable[Run]) -> dict[str, Any] | None:
 def by_prompt(
     runs: Iterable[Run], of_rounds: Callable[[Sequence[float]], float] = statistics.fmean
 ) -> dict[str, float]:
-    """Tokens per second of each prompt, the mean of its rounds by default."""
+    """Tokens per second of each prompt, by default the mean of its repetitions."""
     found: dict[str, list[float]] = {}
     for run in runs:
         if run.per_second is not None:

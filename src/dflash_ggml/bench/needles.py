@@ -1,7 +1,7 @@
-"""The suite `needles`: whether a long document's question is still answered when only a part of the document is prefilled.
+"""The suite `needles`: whether questions about long documents are still answered when only a part is prefilled.
 
-Four kinds of question, since a single needle tells scorers apart least: in the document's own words, in other words, over two
-hops, and counting. Documents are made of sentences of our own with seeded names; nothing of them is in any training set.
+Four kinds of question, since a single needle hardly distinguishes scorers: in the document's own words, paraphrased, over two
+hops, and counting. Documents consist of our own sentences with seeded names, which are not in any training set.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ COLUMNS = columns(
     "texts=runs:0"
 )
 
-Question = tuple[list[str], str, str]  # sentences that are hidden, the question, the answer
+Question = tuple[list[str], str, str]  # hidden sentences, the question, the answer
 
 
 def _asked(hidden: Sequence[str], question: str, answer: str) -> Callable[[random.Random], Question]:
-    """A kind of question whose sentences name things, and whose answer is one of them."""
+    """A kind of question about one of several named things."""
 
     def made(rng: random.Random) -> Question:
         drawn = {
@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[random.Random], Question]] = {
 
 
 def _sentence(rng: random.Random) -> str:
-    """A sentence of the document that bears on no question."""
+    """A filler sentence."""
     name, town, thing = rng.choice(_NAMES), rng.choice(_TOWNS), rng.choice(_THINGS)
     return rng.choice(
         (
@@ -97,7 +97,7 @@ def _sentence(rng: random.Random) -> str:
 
 
 def document(kind: str, n: int, seed: int) -> tuple[str, str]:
-    """A document of about n sentences with its question behind it, and the answer."""
+    """A document of about n sentences with a question after it, and the answer."""
     rng = random.Random(f"{kind} {seed}")
     hidden, question, answer = KINDS[kind](rng)
     lines = [_sentence(rng) for _ in range(n)]
@@ -139,7 +139,7 @@ def needle_jobs(bench: Bench) -> list[Job]:
 
 
 def finished(session: Session, prepared: Prepared) -> Prepared:
-    """A prompt of which it is known what is prefilled."""
+    """The prompt with its selection made."""
     scoring = session.chosen(prepared)
     while True:
         try:

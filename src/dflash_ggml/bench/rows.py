@@ -1,4 +1,4 @@
-"""Rows and plots that several suites share: summaries of a setting's runs."""
+"""Rows and plots shared by suites: summaries of a setting's runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def speed_row(runs: Sequence[Run], plain: Sequence[Run], **first: object) -> Row
 
 
 def chosen_widths(groups: Mapping[str, Sequence[Run]]) -> Section | None:
-    """What `auto` chose in groups of runs: a row per width, with its measured and predicted milliseconds."""
+    """Choices of `auto` in groups of runs: a row per width, with measured and predicted milliseconds."""
     rows: list[Row] = []
     for name, runs in groups.items():
         uses = all_uses(runs)
@@ -79,14 +79,14 @@ def loops_note(runs: Sequence[Run]) -> list[str]:
 
 
 def cache_note(runs: Sequence[Run]) -> list[str]:
-    """What is left out because a server knew its prompt already."""
+    """Note on runs left out because a server had the prompt cached."""
     cached = sum(run.n > 0 and run.fresh_ttft_ms is None for run in runs)
     note = f"{cached} of {len(runs)} first tokens are not counted: the server had the prompt in its cache."
     return [note] if cached else []
 
 
 def by_length(runs: Sequence[Run]) -> list[tuple[int, str, list[Run]]]:
-    """Runs by the length of their prompt and by setting. The length asked for: other servers count their own tokens."""
+    """Runs by the requested length of their prompt and by setting; other servers count their own tokens."""
     found: dict[int, list[Run]] = {}
     for run in runs:
         found.setdefault(int(run.prompt.partition(" ")[0]), []).append(run)

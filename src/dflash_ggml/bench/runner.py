@@ -1,4 +1,4 @@
-"""Runner of a suite's jobs: settings in turn, a warm-up that is not counted, progress, Ctrl-C."""
+"""Runner of a suite's jobs: alternating settings, warm-up, progress, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .measure import Interrupted, Job, Run, Setting, decode
 from .prompts import Prompt
 from .servers import Server, ServerError
 
-WARM_UP = 24  # tokens of a run that is not counted: graphs are built, caches are warm
+WARM_UP = 24  # tokens of the warm-up run, which builds graphs
 
 
 class Progress(Protocol):
@@ -35,7 +35,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a suite does: prompts, tokens a run, rounds, what the sweeps go through, prompts for acceptance (None: all)."""
+    """Size of a suite: prompts, tokens per run, repetitions, values of the sweeps, prompts for acceptance (None: all)."""
 
     prompts: int
     n: int
@@ -53,10 +53,10 @@ FULL = Size(18, 200, 2, (1, 3, 7, 15, 23, 31, 47, 63), (0.0, 0.4, 0.8, 1.2), _LE
 
 @dataclass(slots=True)
 class Bench:
-    """An engine with what the suites share.
+    """An engine with the suites' common parts.
 
-    mode, budget: the way to decode that a suite sweeps, when it does not compare several. chat: wrap every prompt (True), none
-    (False), or those that are requests (None) in the model's template.
+    mode, budget: The setting for suites that do not compare several. chat: apply the model's template to all prompts (True),
+    none (False), or requests (None).
     """
 
     engine: Engine
@@ -78,13 +78,13 @@ class Bench:
     def __post_init__(self) -> None:
         self._session, self._slot = Session(self.engine, cache_bytes=0), self.engine.open()
         if self.chat is None and self.engine.config.model == EMBEDDED_TARGET:
-            self.chat = False  # it has a template, but was trained on code alone
+            self.chat = False  # it has a template, but was trained on code only
         if not self.engine.tokenizer.chat_template:
             self.chat = False
 
     @property
     def slot(self) -> Slot:
-        """What everything is decoded in."""
+        """The slot that decodes everything."""
         return self._slot
 
     # ---- settings
@@ -92,7 +92,7 @@ class Bench:
     def setting(
         self, label: str, mode: Mode, budget: int | None = None, temperature: float | None = None
     ) -> Setting:
-        """One of ours, at the temperature of the run unless another is named."""
+        """A setting of ours, by default at the run's temperature."""
         return Setting(label, mode, budget, self.temperature if temperature is None else temperature)
 
     def modes(
@@ -110,7 +110,7 @@ class Bench:
         return found
 
     def swept(self, temperature: float | None = None) -> list[Setting]:
-        """Plain, and the mode that the user named or auto."""
+        """Plain, and the given mode or auto."""
         found = [self.setting("plain", "plain", None, temperature)]
         if self.engine.has_draft and self.mode != "plain":
             label = f"tree {self.budget}" if self.mode == "tree" else self.mode
@@ -126,7 +126,7 @@ class Bench:
     # ---- jobs
 
     def ids(self, prompt: Prompt) -> tuple[Prompt, list[int]]:
-        """A prompt as it is decoded here, in the template or not, and its token ids."""
+        """A prompt, with or without template, and its token ids."""
         tokenizer = self.engine.tokenizer
         chat = prompt.chat if self.chat is None else self.chat
         if chat:
@@ -142,7 +142,7 @@ class Bench:
         rounds: int | None = None,
         endless: bool = False,
     ) -> list[Job]:
-        """Every prompt that fits with every setting, `rounds` times. Settings take turns in going first."""
+        """Every prompt that fits with every setting, `rounds` times, rotating the first setting."""
         found = []
         for round_ in range(self.size.rounds if rounds is None else rounds):
             for i, (prompt, ids) in enumerate(map(self.ids, prompts)):
@@ -155,7 +155,7 @@ class Bench:
         return found
 
     def filled(self, length: int, turn: int, setting: Setting, n: int) -> Job:
-        """A job whose prompt is `length` tokens: the run's prompts in a row, from another one on each turn."""
+        """A job with a prompt of `length` tokens: the run's prompts concatenated, beginning with another one each time."""
         tokenizer, ids = self.engine.tokenizer, list[int]()
         for i in range(length):
             prompt = self.prompts[(7 * turn + i) % len(self.prompts)]
@@ -169,7 +169,7 @@ class Bench:
     # ---- the run
 
     def run(self, name: str, jobs: Sequence[Job]) -> list[Run]:
-        """The runs of the jobs, in their order; after Ctrl-C those so far, and `stopped` is set. So is `error` by a server."""
+        """The runs of the jobs, in order; after Ctrl-C those so far, with `stopped` set; a server's error sets `error`."""
         runs: list[Run] = []
         warm: set[tuple[Setting, int]] = set()
         self.progress.begin(name, len(jobs))
@@ -185,7 +185,7 @@ class Bench:
             self.progress.at(len(runs), "")
         except Interrupted:
             self.stopped = True
-        except ServerError as error:  # what was measured before it is worth keeping
+        except ServerError as error:  # keep earlier measurements
             self.error = error
         finally:
             self.progress.end()
@@ -201,5 +201,5 @@ class Bench:
 
 
 def _unseen(text: str) -> str:
-    """The text behind a line of its own, so that no server has it in its cache, from this run or another."""
+    """The text after a unique line, so that no server has it in its cache."""
     return f"# {secrets.token_hex(4)}\n{text}"

@@ -1,6 +1,6 @@
-"""Other servers with OpenAI's interface: one prompt, streamed, timed as the chunks come.
+"""Client for other servers with OpenAI's interface: one streamed prompt, timed by chunks.
 
-A thread reads, so that Ctrl-C need not wait for a server that is silent.
+A thread reads, so that Ctrl-C does not wait for a silent server.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SILENCE_SECONDS = 600.0  # a long prompt on a slow machine
 
 
 class ServerError(DflashError):
-    """Another server cannot be reached, refuses, or does not say what is needed; one line that says which and why."""
+    """Another server is unreachable, refuses, or omits required data; a one-line message."""
 
 
 class Server:
-    """One server by its address, with or without `/v1` at the end. Raises ConfigError for an address that is none."""
+    """A server by its address, with or without `/v1` at the end. Raises ConfigError for an invalid address."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         try:
@@ -48,7 +48,7 @@ class Server:
         self.model = ""
 
     def open(self) -> None:
-        """Ask which model is served; the first one is taken. Raises ServerError."""
+        """Query the served models; the first one is used. Raises ServerError."""
         connection = self._connect()
         connection.sock.settimeout(LIST_SECONDS)
         try:
@@ -94,7 +94,7 @@ class Server:
         raise self._error(path, f"answered with status {response.status}{detail}")
 
     def complete(self, job: Job, should_stop: Callable[[], bool]) -> Run:
-        """Have the server write a job's text. Raises ServerError; Interrupted when `should_stop` says so."""
+        """Let the server complete a job's text. Raises ServerError; Interrupted if `should_stop` is true."""
         with closing(self._connect()) as connection:
             return self._complete(connection, job, should_stop)
 
@@ -152,7 +152,7 @@ class Server:
         body: dict[str, Any],
         should_stop: Callable[[], bool],
     ) -> Iterator[tuple[float, dict[str, Any]]]:
-        """The events of a stream, each with the time at which it came."""
+        """The events of a stream, with their arrival times."""
         lines: queue.SimpleQueue[tuple[float, bytes] | Exception | None] = queue.SimpleQueue()
 
         def read() -> None:
@@ -193,7 +193,7 @@ class Server:
 
 
 def _count(usage: Any, *keys: str) -> int | None:
-    """A count behind these keys of what a server says; None where there is none."""
+    """An integer under these keys of a server's answer; None if missing."""
     for key in keys:
         usage = usage.get(key) if isinstance(usage, dict) else None
     return usage if isinstance(usage, int) and usage >= 0 else None
@@ -205,7 +205,7 @@ def _reason(error: Exception) -> str:
 
 
 def _detail(body: bytes) -> str:
-    """What an error's body says, in one line of at most 200 characters, after a colon."""
+    """An error body's message, in one line of at most 200 characters, after a colon."""
     text = body.decode("utf-8", "replace")
     try:
         found = json.loads(text)

@@ -33,7 +33,7 @@ from .sections import Column, Plot, Row, Section, Series, columns
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """jobs: what is decoded. report: notes on the runs, which may be fewer than were asked for.
+    """jobs: the runs to make. report: tables and notes for the runs, which may be fewer than planned.
 
     budgets: the trees that it needs, so that the engine is loaded for them. everyday: part of `quick` and `full`.
     against: whether it runs against other servers.
@@ -90,13 +90,13 @@ def budget_jobs(bench: Bench) -> list[Job]:
 
 
 def chosen_budget(auto: Sequence[Run]) -> int | None:
-    """The nodes that most passes of `auto` offered; 0: plain."""
+    """The most frequent number of nodes in `auto`'s passes; 0: plain."""
     widths = all_widths(auto)
     return widths.most_common(1)[0][0] if widths else None
 
 
 def budget_report(bench: Bench, runs: list[Run]) -> Section:
-    """A row per budget; what auto chose most often is marked, and what was fastest."""
+    """A row per budget; auto's most frequent choice and the fastest are marked."""
     groups = grouped(runs)
     plain, auto = groups.get("plain", []), groups.get("auto", [])
     chosen = chosen_budget(auto)
@@ -177,7 +177,7 @@ def filled_jobs(bench: Bench, settings: Callable[[], Sequence[Setting]], n: int,
 
 
 def context_jobs(bench: Bench) -> list[Job]:
-    """Plain and the swept mode behind prompts of every length."""
+    """Plain and the swept mode after prompts of every length."""
     return filled_jobs(bench, bench.swept, bench.size.n, 1 + bench.size.rounds)
 
 
@@ -209,7 +209,7 @@ def _by_length(
 
 
 def prefill_jobs(bench: Bench) -> list[Job]:
-    """One token behind prompts of every length."""
+    """One token after prompts of every length."""
     return filled_jobs(bench, lambda: [bench.setting("plain", "plain")], 1, 2 * bench.size.rounds + 1)
 
 
@@ -224,7 +224,7 @@ def prefill_report(bench: Bench, runs: list[Run]) -> Section:
 
 
 def ttft_jobs(bench: Bench) -> list[Job]:
-    """One token behind prompts of every length, by us and by the other servers, unless they are to be asked as a chat."""
+    """One token after prompts of every length, by us and by the other servers, unless prompts are chats."""
     others = [] if bench.chat else bench.others()
     return filled_jobs(bench, lambda: [bench.swept()[-1], *others], 1, 2 * bench.size.rounds + 1)
 
@@ -316,7 +316,7 @@ SUITES = {
 
 
 def named(names: str) -> tuple[list[str], bool]:
-    """The suites that an option asks for, and whether they are to be small; KeyError for an unknown name."""
+    """The suites named by an option, and whether they are to be small; KeyError for an unknown name."""
     everyday = [name for name, suite in SUITES.items() if suite.everyday]
     found: dict[str, None] = {}
     for name in names.split(","):

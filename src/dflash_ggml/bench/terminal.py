@@ -1,4 +1,4 @@
-"""A progress bar and tables on a terminal (rich, the extra `bench`); plain lines elsewhere or without it."""
+"""Progress bar and tables on a terminal (rich, the extra `bench`); plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .sections import Section, plain
 
 
 class Lines:
-    """A line when a suite begins: for pipes."""
+    """Progress for pipes: a line when a suite begins."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def begin(self, name: str, total: int) -> None:
-        """Say which suite begins."""
+        """Print the suite's name."""
         print(f"dflash-bench: {name}, {total} runs", file=self._stream, flush=True)
 
     def at(self, done: int, what: str) -> None:
-        """Say nothing."""
+        """No effect."""
 
     def end(self) -> None:
-        """Say nothing."""
+        """No effect."""
 
 
 def progress(stream: TextIO) -> Progress:
-    """A bar if the stream is a terminal and rich is there."""
+    """A bar if the stream is a terminal and rich is installed."""
     if not stream.isatty():
         return Lines(stream)
     try:
@@ -40,7 +40,7 @@ def progress(stream: TextIO) -> Progress:
         return Lines(stream)
 
     class Bar:
-        """One bar per suite, gone when it ends."""
+        """One bar per suite, removed when it ends."""
 
         def begin(self, name: str, total: int) -> None:
             """Show the bar."""
@@ -57,7 +57,7 @@ def progress(stream: TextIO) -> Progress:
             self._bar.start()
 
         def at(self, done: int, what: str) -> None:
-            """Move it on."""
+            """Update it."""
             self._bar.update(self._task, completed=done, description=what)
 
         def end(self) -> None:
@@ -113,5 +113,5 @@ def blocks(cells: Sequence[Sequence[str]], right: Sequence[bool], width: int) ->
 
 
 def say(text: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line on stderr."""
     print(f"dflash-bench: {text}", file=sys.stderr, flush=True)
