@@ -24,7 +24,8 @@ from common import Solo
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.candidates import Candidates
-from dflash_ggml.decode.merged import Merged, observe
+from dflash_ggml.decode.lookup import Merged
+from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.drafts.prompt_lookup import PromptLookup

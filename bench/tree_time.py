@@ -21,8 +21,8 @@ from common import ROOT, header, save
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.lookup import LookupRates
-from dflash_ggml.decode.merged import Merged, observe
+from dflash_ggml.decode.lookup import LookupRates, Merged
+from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.tree import expand, observers
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -69,7 +69,7 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
 
     def grow() -> Any:
         if is_merged:
-            return Merged(beside, looked_up, rates).grow(0, budget)
+            return expand(0, Merged(beside, looked_up, rates), budget)
         return expand(0, rows, budget)
 
     def grow_in_python() -> Any:

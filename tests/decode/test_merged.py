@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates
-from dflash_ggml.decode.merged import DRAFT, LOOKUP, Merged, observe
-from dflash_ggml.decode.tree import Tree, expand
+from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates, Merged
+from dflash_ggml.decode.merged import DRAFT, LOOKUP, observe
+from dflash_ggml.decode.tree import Tree, expand, spine
 from reference import native_lookup
 from reference.native_lookup import all_rates, candidates, learn, lengths_of, windows_of
 from reference.trie import Trie
@@ -85,7 +85,7 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, matches, b
     rng = np.random.default_rng(seed)
     rows = rows_of(rng, depths, 3) if depths else None
     lookup, rates = lookup_of(rng, matches, 6), LookupRates()
-    tree = Merged(rows, lookup, rates).grow(7, budget)
+    tree = expand(7, Merged(rows, lookup, rates), budget)
     assert len({tokens_of(tree, n) for n in range(1, tree.width)}) == tree.n_nodes <= budget
     for node in range(1, tree.width):
         path = tokens_of(tree, node)
@@ -109,7 +109,7 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, matches, b
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 25))
 def test_gains_of_lookup_alone_equal_those_of_its_tree(seed, matches, budget):
     lookup, rates = lookup_of(np.random.default_rng(seed), matches, 6), LookupRates()
-    tree = Merged(None, lookup, rates).grow(7, budget)
+    tree = expand(7, Merged(None, lookup, rates), budget)
     gains = native_lookup.gains(lookup, rates, budget)
     assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
 
@@ -123,7 +123,7 @@ def test_gains_of_budgets_of_any_size():
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
 def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, matches):
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 4), lookup_of(rng, matches, 5), LookupRates()).grow(0, 60)
+    tree = expand(0, Merged(rows_of(rng, depths, 4), lookup_of(rng, matches, 5), LookupRates()), 60)
     sums = np.zeros(tree.width)
     for node in range(1, tree.width):
         parent = tree.parents[node]
@@ -133,7 +133,7 @@ def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, matche
 
 def test_a_token_of_both_is_one_node_with_both_cursors():
     rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
-    tree = Merged(rows, candidates([[5, 7, 9, 9]], [10], 4), LookupRates()).grow(0, 8)
+    tree = expand(0, Merged(rows, candidates([[5, 7, 9, 9]], [10], 4), LookupRates()), 8)
     by_path = {tokens_of(tree, n): int(tree.sources[n]) for n in range(1, tree.width)}
     assert by_path[5,] == by_path[5, 7] == DRAFT | LOOKUP
     assert by_path[5, 7, 9] == by_path[5, 7, 9, 9] == LOOKUP  # longer than the block
@@ -148,7 +148,7 @@ def test_any_candidates_can_be_merged():
     paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
     trie = Trie({0: {4: (-0.5, 1), 5: (-1.5, 2)}, 1: {6: (-0.1, 3)}}, 0)
     for draft in (paired, trie):
-        tree = Merged(draft, candidates([[99]], [2], 4), LookupRates()).grow(1, 50)
+        tree = expand(1, Merged(draft, candidates([[99]], [2], 4), LookupRates()), 50)
         alone = expand(1, draft, 50)
         paths = {tokens_of(tree, n) for n in range(1, tree.width)}
         assert paths == {tokens_of(alone, n) for n in range(1, alone.width)} | {(99,)}
@@ -164,12 +164,12 @@ def test_the_spine_takes_the_best_child_each_time(seed, depths, matches, length)
     rows = rows_of(rng, depths, 3) if depths else None
     lookup, rates = lookup_of(rng, matches, 6), LookupRates()
     merged = Merged(rows, lookup, rates)
-    chain = merged.spine(3, length)
+    chain = spine(3, merged, length)
     assert chain.parents.tolist() == list(range(-1, chain.n_nodes)) and chain.n_nodes <= length
     for node in range(chain.n_nodes):
         children = distribution(rows, lookup, rates, tokens_of(chain, node))
         assert children[int(chain.tokens[node + 1])] == pytest.approx(max(children.values()), abs=1e-5)
-    seeded = merged.grow(3, length + 3, chain_seed=True)
+    seeded = expand(3, merged, length + 3, chain_seed=True)
     n = min(chain.n_nodes, seeded.n_nodes)
     assert n == chain.n_nodes and np.array_equal(seeded.tokens[: n + 1], chain.tokens)
 
@@ -215,7 +215,7 @@ def test_repetition_is_followed_at_once():
 def test_votes_are_learned_where_the_walk_came():
     rates = LookupRates()
     rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
-    tree = Merged(rows, candidates([[5, 9, 1]], [12], 3), rates).grow(0, 8)
+    tree = expand(0, Merged(rows, candidates([[5, 9, 1]], [12], 3), rates), 8)
     cells = {tokens_of(tree, n): tree.evidence.cells[n] for n in range(1, tree.width)}
     before = all_rates(rates)
     text = iter([5, 7, 3])
@@ -236,14 +236,14 @@ def test_votes_are_learned_where_the_walk_came():
 def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed, depths, matches):
     """Without samples the draft's own probability is used, and a vote's probability is what it was grown with."""
     rng = np.random.default_rng(seed)
-    tree = Merged(rows_of(rng, depths, 3), lookup_of(rng, matches, 4), LookupRates()).grow(0, 20)
+    tree = expand(0, Merged(rows_of(rng, depths, 3), lookup_of(rng, matches, 4), LookupRates()), 20)
     np.testing.assert_allclose(Calibration().path_probabilities(tree), np.exp(tree.log_probs), rtol=1e-3)
 
 
 def test_calibration_counts_a_draft_only_where_no_vote_was_right():
     calibration = Calibration()
     rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
-    tree = Merged(rows, candidates([[9]], [12], 1), LookupRates()).grow(0, 8)
+    tree = expand(0, Merged(rows, candidates([[9]], [12], 1), LookupRates()), 8)
     for _ in range(30):
         calibration.observe(tree, walk(tree, lambda node: 9))
     assert not any(calibration.native.tried)
@@ -258,7 +258,7 @@ def test_calibration_counts_a_draft_only_where_no_vote_was_right():
 
 def test_the_first_nodes_keep_their_sources():
     rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
-    tree = Merged(rows, candidates([[5, 1, 2, 3]], [12], 4), LookupRates()).grow(0, 6)
+    tree = expand(0, Merged(rows, candidates([[5, 1, 2, 3]], [12], 4), LookupRates()), 6)
     cut = tree.first(2)
     assert cut.sources.tolist() == tree.sources[:3].tolist() and cut.evidence is tree.evidence
 
@@ -270,10 +270,10 @@ def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     assert rates.trust == 1
     lookup = candidates([[5, 9]], [2], 2)
     for _ in range(60):  # neither the vote's token nor the draft's others ever come
-        tree = Merged(rows, lookup, rates).grow(0, 6)
+        tree = expand(0, Merged(rows, lookup, rates), 6)
         observe(tree, walk(tree, lambda node: 30), rates)
     assert rates.trust < 0.2
-    tree = Merged(rows, lookup, rates).grow(0, 6)
+    tree = expand(0, Merged(rows, lookup, rates), 6)
     other = next(node for node in range(1, tree.width) if tokens_of(tree, node) == (6,))
     assert np.exp(tree.log_probs[other]) == pytest.approx(
         0.8 * tree.evidence.rests[0] * rates.trust, rel=1e-3
@@ -284,6 +284,6 @@ def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
         0.8 * tree.evidence.rests[0], rel=1e-3
     )
     for _ in range(100):  # and it comes back
-        tree = Merged(rows, lookup, rates).grow(0, 6)
+        tree = expand(0, Merged(rows, lookup, rates), 6)
         observe(tree, walk(tree, lambda node: 6), rates)
     assert rates.trust > 0.5

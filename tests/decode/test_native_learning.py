@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration, path_probabilities
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.lookup import LookupRates
-from dflash_ggml.decode.merged import Merged, observe
+from dflash_ggml.decode.lookup import LookupRates, Merged
+from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference import calibrated, native_lookup, voting
 
@@ -35,9 +35,11 @@ def tree_of(rng: np.random.Generator, rates: LookupRates) -> Tree:
         for window in windows[1:]:
             window[:3] = windows[0][:3]
         draft = rows if rng.random() < 0.8 else None
-        tree = Merged(
-            draft, native_lookup.candidates(windows, rng.integers(2, 40, n).tolist(), depth), rates
-        ).grow(0, budget)
+        tree = expand(
+            0,
+            Merged(draft, native_lookup.candidates(windows, rng.integers(2, 40, n).tolist(), depth), rates),
+            budget,
+        )
     return tree.first(int(rng.integers(0, tree.width)))
 
 
@@ -137,7 +139,7 @@ def test_many_samples_of_a_cell_fade() -> None:
 
 
 TREE = expand(0, Rows([[1, 2]] * 3, [[-0.2, -2.0]] * 3), 6)
-MERGED = Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3)
+MERGED = expand(0, Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()), 3)
 
 
 def changed(tree: Tree, **parts: object) -> Tree:

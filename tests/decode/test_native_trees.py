@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.calibration import Calibration
 from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
-from dflash_ggml.decode.lookup import LookupCandidates, LookupRates
-from dflash_ggml.decode.merged import Merged
+from dflash_ggml.decode.lookup import LookupCandidates, LookupRates, Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
 from reference import merging, native_lookup, voting
 from reference.trees import Pairs, grown, grown_of_rows, spine_of
@@ -155,7 +154,7 @@ def test_a_chain_ends_where_nothing_is_possible() -> None:
 
 def test_a_tree_can_be_copied_and_written() -> None:
     """What C knows of where it lies stays behind."""
-    tree = Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()).grow(0, 3).first(2)
+    tree = expand(0, Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()), 3).first(2)
     for other in (
         copy.deepcopy(tree),
         pickle.loads(pickle.dumps(tree)),
@@ -196,9 +195,9 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
     merged = Merged(draft, native_lookup.candidates(*windows), rates)
     expected_of = merging.Merged(draft, voting.LookupCandidates(*windows), rates_in_python)
     if order == "spine":
-        tree, expected = merged.spine(7, budget), expected_of.spine(7, budget)
+        tree, expected = spine(7, merged, budget), expected_of.spine(7, budget)
     else:
-        tree = merged.grow(7, budget, order == "seeded")
+        tree = expand(7, merged, budget, order == "seeded")
         expected = expected_of.grow(7, budget, order == "seeded")
     assert_equal(tree, expected)
     found, known = tree.evidence, expected.evidence

@@ -7,7 +7,7 @@ import pytest
 
 from dflash_ggml.decode.accept import Accepted, walk
 from dflash_ggml.decode.candidates import Rows
-from dflash_ggml.decode.merged import Merged
+from dflash_ggml.decode.lookup import Merged
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import root_only
 from dflash_ggml.drafts.prompt_lookup import PromptLookup

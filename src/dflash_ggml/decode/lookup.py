@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .candidates import Candidates
 from .native import NONE, ffi, ints, lib
 
 MOST_MATCHES: int = lib.MOST_MATCHES
@@ -98,3 +99,17 @@ class LookupCandidates:
             raise ValueError(f"lengths must not be negative, nor ends reach beyond a depth of {self.depth}")
         self.native = native  # struct for C
         self.root: Cursor = (0, (1 << n) - 1)
+
+
+@dataclass(slots=True)
+class Merged:
+    """A draft's candidates (or none) and those of prompt lookup, to be merged into one tree.
+
+    The distribution below each node combines both: tokens with votes of prompt lookup get the measured probabilities of such
+    votes (`LookupRates`, which also depend on the draft's probability), and the draft's other candidates share the rest in
+    their own proportions. Together they sum to one; a token of both is one node with both cursors (docs/decisions/0007).
+    """
+
+    draft: Candidates | None
+    lookup: LookupCandidates
+    rates: LookupRates

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .candidates import Candidates
-from .lookup import Evidence, LookupCandidates, LookupRates
+from .lookup import Evidence, Merged
 from .native import NONE, doubles, ffi, floats, ints, lib, octets
 
 BEST_FIRST: int = lib.BEST_FIRST
@@ -105,7 +105,7 @@ def verify_width(nodes: int) -> int:
     return width if width <= 8 else -(-width // 8) * 8
 
 
-def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = False) -> Tree:
+def expand(root: int, candidates: Candidates | Merged, budget: int, chain_seed: bool = False) -> Tree:
     """The `budget` most probable paths that `candidates` offers, in falling order of probability.
 
     Ties go to the smaller depth, then to the parent that was added first, then to the smaller rank. The tree has fewer
@@ -113,7 +113,7 @@ def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fa
 
     Args:
         root: The pending token.
-        candidates: What a draft, or prompt lookup, proposes.
+        candidates: What a draft, prompt lookup or both propose.
         budget: The most nodes beside the root.
         chain_seed: The spine (rank 0 of depths 1 to min(L, budget)) becomes nodes 1, 2, ...; then the rank-1 siblings
             of all spine nodes are queued, and expansion goes on best-first from there. Only the spine may be out of order.
@@ -124,25 +124,16 @@ def expand(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fa
     return grow(root, candidates, budget, CHAIN_SEED if chain_seed else BEST_FIRST)
 
 
-def grow(
-    root: int,
-    draft: Candidates | None,
-    budget: int,
-    order: int,
-    lookup: LookupCandidates | None = None,
-    rates: LookupRates | None = None,
-) -> Tree:
-    """The most probable paths of a draft, of prompt lookup with its rates, or of both: `expand` and `merged.Merged`, in C.
+def grow(root: int, candidates: Candidates | Merged, budget: int, order: int) -> Tree:
+    """`expand` and `spine`, in C.
 
     Blocks are read in C; another draft is asked for the children of a node when C has come to it.
 
     Args:
         root: The pending token.
-        draft: Candidates of a draft, None without one.
+        candidates: Those of a draft, or merged with those of prompt lookup.
         budget: The most nodes beside the root.
         order: BEST_FIRST, CHAIN_SEED or SPINE.
-        lookup: Candidates of prompt lookup, if there are any.
-        rates: How often prompt lookup is right; needed with `lookup`.
 
     Raises:
         ValueError: budget < 0.
@@ -151,40 +142,34 @@ def grow(
         raise ValueError(f"budget must not be negative, got {budget}")
     # a tree of a smaller budget is the beginning of one of a larger: arrays are for what comes of it, not for all that may
     room = min(budget, _ROOM)
-    while (tree := _grown(root, draft, room, order, lookup, rates)).n_nodes == room < budget:
+    while (tree := _grown(root, candidates, room, order)).n_nodes == room < budget:
         room = min(budget, 4 * room)
     return tree
 
 
-def _grown(
-    root: int,
-    draft: Candidates | None,
-    budget: int,
-    order: int,
-    lookup: LookupCandidates | None,
-    rates: LookupRates | None,
-) -> Tree:
+def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) -> Tree:
     """`grow` with arrays for the whole budget."""
-    block = np.empty((4 if lookup is None else 5, budget + 1), np.int32)
+    merged = candidates if isinstance(candidates, Merged) else None
+    draft = candidates if not isinstance(candidates, Merged) else candidates.draft
+    block = np.empty((4 if merged is None else 5, budget + 1), np.int32)
     rests, sources = NONE, NONE
-    if lookup is not None:
-        assert rates is not None
-        evidence = Evidence(block[4], np.empty(budget + 1), rates.trust)
+    if merged is not None:
+        evidence = Evidence(block[4], np.empty(budget + 1), merged.rates.trust)
         offered = np.empty(budget + 1, np.uint8)
         rests, sources = doubles(evidence.rests), octets(offered)
     memory, width = ints(block), budget + 1
     into = root, budget, memory, rests, sources
-    beside = NONE if lookup is None else lookup.native, NONE if rates is None else rates.native, order
+    lookup = (NONE, NONE) if merged is None else (merged.lookup.native, merged.rates.native)
     native = NONE if draft is None else getattr(draft, "native", None)
     if draft is None or native is not None:
-        n = lib.tree_grow(*into, native, *beside)
+        n = lib.tree_grow(*into, native, *lookup, order)
     else:
-        n = _ask(draft, lib.growth_new(*into, *beside))
+        n = _ask(draft, lib.growth_new(*into, *lookup, order))
     if n < 0:
         raise MemoryError(f"no memory for a tree of {budget} nodes")
     tokens, parents, depths, log_probs = block[:4, :n]
-    merged = (None, None) if lookup is None else (offered[:n], evidence)
-    tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *merged)
+    found = (None, None) if merged is None else (offered[:n], evidence)
+    tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *found)
     # the array keeps its memory, and the tree the array
     return _with_native(tree, (memory + width, memory + 2 * width, ffi.cast(_FLOATS, memory + 3 * width)))
 
@@ -207,7 +192,7 @@ def _ask(draft: Candidates, growth: Any) -> int:
     return nodes
 
 
-def spine(root: int, candidates: Candidates, length: int) -> Tree:
+def spine(root: int, candidates: Candidates | Merged, length: int) -> Tree:
     """The chain of best candidates, at most `length` long.
 
     Raises:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NonFiniteDraft
 from ..decode.forest import Forest
-from ..decode.merged import DRAFT, LOOKUP, Merged
+from ..decode.lookup import Merged
+from ..decode.merged import DRAFT, LOOKUP
 from ..decode.reduced import Watch, watch
 from ..decode.sequence import Finish, Sequence
 from ..decode.tree import Tree, root_only

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..decode.candidates import Candidates
-from ..decode.merged import Merged
+from ..decode.lookup import Merged
 from ..decode.tree import Tree, expand, spine
 
 
@@ -28,10 +28,6 @@ class Plan:
 
     def build(self, root: int, candidates: Candidates | Merged) -> Tree:
         """Grow the tree of a step from its candidates."""
-        if isinstance(candidates, Merged):
-            if self.kind == "chain":
-                return candidates.spine(root, self.budget)
-            return candidates.grow(root, self.budget, self.chain_seed)
         if self.kind == "chain":
             return spine(root, candidates, self.budget)
         return expand(root, candidates, self.budget, self.chain_seed)
