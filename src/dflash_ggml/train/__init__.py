@@ -1,1 +1,1 @@
-"""Training a draft for a target that is there as a transformers checkpoint. Needs torch; nothing else in the package does."""
+"""Training of drafts for targets given as GGUF or transformers checkpoint. The only package that needs torch."""

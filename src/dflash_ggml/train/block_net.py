@@ -1,4 +1,4 @@
-"""A block draft as a network: DFlash, DFlash2 with its selector, DSpark with its Markov head. Their maths is that of `drafts/`.
+"""Block drafts as torch networks: DFlash, DFlash2 with its selector, DSpark with its Markov head; the maths of `drafts/`.
 
 B rows, n blocks a row of C columns, L drafted tokens a block, T context, D width, V tokens, R rank.
 """
@@ -19,14 +19,14 @@ from .recipe import Shape, TargetSizes
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The target's embedding and output matrix [V, D], which a draft borrows."""
+    """The target's embedding and output matrix [V, D], which a draft uses."""
 
     embedding: Tensor
     head: Tensor
 
 
 class Selector(nn.Module):
-    """Pair scores of neighbouring candidates: (P[a] * (W h)) . S[b]. S begins at 0."""
+    """Pair scores of adjacent candidates: (P[a] * (W h)) . S[b]. S is initialised to 0."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Selector(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """A bias of low rank from the token before, W2 W1[a], gated: times a gate from hidden state and token. W2 starts at 0."""
+    """A low-rank bias from the previous token, W2 W1[a], times a gate from hidden state and token. W2 is initialised to 0."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class MarkovHead(nn.Module):
 
 
 class Confidence(nn.Module):
-    """How likely a drafted token is right, from hidden state and token before it; nothing else learns from it."""
+    """Probability that a drafted token is right, from hidden state and previous token; its gradient stops there."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Confidence(nn.Module):
 
 
 class BlockNet(nn.Module):
-    """The draft. `tables` are the target's and no parameters of it."""
+    """The draft. `tables` are the target's and not among its parameters."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class BlockNet(nn.Module):
             self.markov_head, self.confidence_head = MarkovHead(s, t), Confidence(s, t)
 
     def forward(self, tables: Tables, ids: Tensor, features: Tensor, anchors: Tensor) -> Tensor:
-        """The rows that draft, [B, n, L, D]. ids [B, T], features [B, T, taps * D], anchors [B, n]."""
+        """The drafting rows [B, n, L, D]. ids [B, T], features [B, T, taps * D], anchors [B, n]."""
         s, device = self.shape, ids.device
         columns, keys = (
             torch.arange(n, device=device) for n in (anchors.shape[1] * s.block_size, ids.shape[1])
@@ -127,7 +127,7 @@ class BlockNet(nn.Module):
         return token_loss(tables.head, hidden, labels, weights)
 
     def _confidence_loss(self, tables: Tables, hidden: Tensor, row: Tensor, before: Tensor, labels, weights):
-        """Whether the most likely token was the right one, asked of the head by itself, on a part of the rows."""
+        """Loss of the confidence head: whether the most likely token was right, on a part of the rows."""
         rows = slice(0, None, max(1, len(hidden) // 4096))
         with torch.no_grad():
             logits = F.linear(hidden[rows], tables.head) + F.linear(
@@ -141,7 +141,7 @@ class BlockNet(nn.Module):
         return (loss * w).sum() / w.sum().clamp_min(1e-6)
 
     def behind(self, ids: Tensor, anchors: Tensor, stop: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens to draft [B, n, L], those before each, and which of them count."""
+        """The tokens to draft [B, n, L], their predecessors, and a mask of those that count."""
         where = torch.arange(self.shape.depth, device=ids.device)
         positions, counts = labels_at(anchors, stop, self.shape.depth, ids.shape[1], where)
         flat = positions.flatten(1)
@@ -150,7 +150,7 @@ class BlockNet(nn.Module):
 
     @torch.no_grad()
     def chain(self, tables: Tables, ids: Tensor, features: Tensor, anchors: Tensor) -> Tensor:
-        """The tokens of the chain that each block drafts, [B, n, L]."""
+        """The chain drafted by each block, [B, n, L]."""
         s = self.shape
         hidden = self(tables, ids, features, anchors)
         logits = F.linear(hidden, tables.head).float()
@@ -175,6 +175,6 @@ class BlockNet(nn.Module):
 
 
 def _added(context: Tensor, own: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask [B, 1, Q, T + Q] that is added to scores."""
+    """The additive mask [B, 1, Q, T + Q]."""
     seen = torch.cat([context, own.expand(len(context), -1, -1)], -1)[:, None]
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))

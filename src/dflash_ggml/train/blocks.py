@@ -1,7 +1,7 @@
-"""Attention pattern of a training batch: masked blocks at random positions of a text. Written for numpy and torch alike.
+"""Attention pattern of a training batch: masked blocks at random positions of a text. Works with numpy and torch.
 
-A row of T tokens gives n blocks of B columns. Block j stands at anchor a_j, the position of its pending token; its columns take
-positions a_j .. a_j + B - 1 and see the context before a_j and each other, nothing else.
+A row of T tokens gives n blocks of B columns. Block j has anchor a_j, the position of its pending token; its columns have
+positions a_j .. a_j + B - 1 and see only the context before a_j and each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def draw_anchors(
 
 
 def labels_at(anchors: Any, stop: Any, depth: int, n_tokens: int, where: Any) -> tuple[Any, Any]:
-    """Positions [rows, n, depth] of the tokens to draft behind each anchor, cut at the row's end, and which of them count.
+    """Positions [rows, n, depth] of the tokens to draft after each anchor, clipped to the row, and a mask of those that count.
 
     Args:
         where: 0 .. depth - 1 as an array of the same library.
@@ -38,7 +38,7 @@ def labels_at(anchors: Any, stop: Any, depth: int, n_tokens: int, where: Any) ->
 def visible(
     anchors: Any, columns: Any, keys: Any, block: int, window: int = 0, causal: bool = False
 ) -> tuple[Any, Any]:
-    """What columns of blocks see: of the context [rows, n * B, T], and of each other [n * B, n * B].
+    """Visibility of block columns: of the context [rows, n * B, T], and of each other [n * B, n * B].
 
     With a window a column at position p sees positions above p - window.
 
@@ -47,7 +47,7 @@ def visible(
         columns, keys: 0 .. n * B - 1 and 0 .. T - 1, as arrays of the same library.
         block: B.
         window: Tokens of the window, 0 for none.
-        causal: No column sees later ones.
+        causal: Whether columns do not see later ones.
     """
     mine = anchors[:, columns // block][..., None]
     context = keys < mine
@@ -62,10 +62,10 @@ def visible(
 
 
 def unrolled(columns: Any, n_tokens: int) -> Any:
-    """What a prediction head sees when it is trained on its own drafts: [S * T, S * T], S passes over the same T tokens.
+    """Visibility of a prediction head trained on its own drafts: [S * T, S * T], S passes over the same T tokens.
 
-    Pass 0 is causal. A row of pass s stands s positions behind its token; it sees pass 0 up to its token, and its own
-    token's rows of the passes up to its own.
+    Pass 0 is causal. A row of pass s is s positions after its token; it sees pass 0 up to its token, and its token's rows of
+    the passes up to its own.
 
     Args:
         columns: 0 .. S * T - 1, as an array of numpy or torch.

@@ -1,4 +1,4 @@
-"""Text to train on: files of a folder, conversations, and rows of token ids. numpy and tokenizers only."""
+"""Training texts: files, conversations, and rows of token ids. Needs numpy and tokenizers only."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 
-MAX_FILE = 1 << 22  # bytes of a text that is read; larger ones are tables or generated
+MAX_FILE = 1 << 22  # largest text in bytes; larger ones are tables or generated
 Encode = Callable[[Sequence[str]], list[list[int]]]
-Render = Callable[[list[dict[str, Any]], bool], str]  # messages, and whether an answer is to follow
+Render = Callable[[list[dict[str, Any]], bool], str]  # (messages, whether to open an answer) -> text
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What files gave to train on.
+    """Training texts from files.
 
     Attributes:
         documents: Whole texts.
-        prompts: Beginnings for the target to go on from.
+        prompts: Beginnings for the target to continue.
         answered: (prompt, answer) pairs.
     """
 
@@ -36,7 +36,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """ids int32 [n, T]; of row i the tokens from start[i] to stop[i] are learnt, those before are context."""
+    """ids int32 [n, T]; in row i the tokens from start[i] to stop[i] are learnt, earlier ones are context."""
 
     ids: NDArray[np.int32]
     start: NDArray[np.int64]
@@ -47,21 +47,21 @@ class Rows:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that are learnt."""
+        """Number of tokens to learn."""
         return int((self.stop - self.start).sum())
 
     def take(self, rows: Any) -> Rows:
-        """Some of them."""
+        """A selection of rows."""
         return Rows(self.ids[rows], self.start[rows], self.stop[rows])
 
     def cut(self, length: int) -> Rows:
-        """All of them, no longer than `length`; those of which nothing is left to learn are gone."""
+        """The rows truncated to `length`, without those with nothing left to learn."""
         stop = np.minimum(self.stop, length)
         kept = stop - self.start >= 2
         return Rows(self.ids[kept, :length], self.start[kept], stop[kept])
 
     def save(self, path: Path) -> None:
-        """Write them to an .npz file, which is there once it is whole."""
+        """Write the rows to an .npz file, atomically."""
         beside = path.with_name(f"{path.name}.part")
         with beside.open("wb") as file:
             np.savez_compressed(file, ids=self.ids, start=self.start, stop=self.stop)
@@ -69,7 +69,7 @@ class Rows:
 
 
 def load_rows(path: Path) -> Rows:
-    """What `Rows.save` wrote.
+    """Rows from a file of `Rows.save`.
 
     Raises:
         ConfigError: The file holds no rows.
@@ -85,7 +85,7 @@ def load_rows(path: Path) -> Rows:
 
 
 def joined(parts: Iterable[Rows]) -> Rows:
-    """All rows in one table, as wide as the widest."""
+    """All rows in one table, padded to the longest."""
     parts = list(parts)
     width = max(p.ids.shape[1] for p in parts)
     ids = np.concatenate([np.pad(p.ids, ((0, 0), (0, width - p.ids.shape[1]))) for p in parts])
@@ -95,19 +95,19 @@ def joined(parts: Iterable[Rows]) -> Rows:
 def read_texts(
     paths: Sequence[Path], max_bytes: int, render: Render | None, suffixes: Sequence[str] = ()
 ) -> Texts:
-    """Texts of files and folders, in the order of their names' hashes, so that a limit takes some of everything.
+    """Texts of files and folders, ordered by hashes of their names, so that a limit takes a mixed sample.
 
-    A .jsonl file has an object a line: `text`, a document; `prompt`, a beginning; or `messages`, which `render` brings into
-    the target's chat form, the last answer of the assistant being what is learnt. Every other file that is UTF-8 is a document.
+    A .jsonl file has an object per line: `text`, a document; `prompt`, a beginning; or `messages`, which `render` converts to
+    the target's chat format, with the assistant's last answer to learn. Every other UTF-8 file is a document.
 
     Args:
         paths: Files and folders.
         max_bytes: Limit of all texts.
-        render: Makes the chat form of messages; None where the target has none.
-        suffixes: Ends of the names that are taken from folders, if any are given.
+        render: Renders messages in the chat format; None if the target has none.
+        suffixes: File name suffixes to take from folders; empty for all.
 
     Raises:
-        ConfigError: A line is none of these, or nothing was found.
+        ConfigError: A line has another form, or nothing was found.
     """
     found = Texts([], [], [])
     seen: set[bytes] = set()
@@ -144,7 +144,7 @@ def _files(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _document(path: Path) -> str:
-    """A file's text; empty for one that is no text or too large."""
+    """A file's text; empty if it is not UTF-8 or too large."""
     try:
         if not 200 <= path.stat().st_size <= MAX_FILE:
             return ""
@@ -191,7 +191,7 @@ def _conversation(messages: list[dict[str, Any]], found: Texts, render: Render |
 
 
 def document_rows(texts: Sequence[str], encode: Encode, length: int, end: int, first: int = 8) -> Rows:
-    """Documents one behind the other, `end` after each, in rows of `length`; the first tokens of a row are not learnt."""
+    """Concatenated documents, `end` after each, in rows of `length`; the first tokens of a row are not learnt."""
     stream: list[NDArray[np.int32]] = []
     for at in range(0, len(texts), 256):
         stream += [np.array([*ids, end], np.int32) for ids in encode(texts[at : at + 256])]
@@ -203,7 +203,7 @@ def document_rows(texts: Sequence[str], encode: Encode, length: int, end: int, f
 
 
 def answered_rows(pairs: Sequence[tuple[str, str]], encode: Encode, length: int) -> Rows:
-    """A row for each prompt with its answer, of which the answer is learnt; those whose prompt fills the row are left out."""
+    """A row for each prompt and answer, with the answer to learn; prompts that fill the row are left out."""
     prompts, answers = encode([p for p, _ in pairs]), encode([a for _, a in pairs])
     kept = [(p, a) for p, a in zip(prompts, answers) if 0 < len(p) <= length - 2 and len(a) >= 2]
     ids = np.zeros((len(kept), length), np.int32)

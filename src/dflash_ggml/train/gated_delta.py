@@ -1,4 +1,4 @@
-"""The gated delta rule over chunks, for targets whose transformers class would loop over the tokens of a chunk in Python.
+"""Chunked gated delta rule, for targets whose transformers class loops over tokens in Python.
 
 With S the state before a chunk, G_i the decay up to token i and D_ij = G_i / G_j: the values that are written, u, solve
 (I + tril(beta K K^T * D, -1)) u = beta (v - G K S), a triangular system per chunk (arXiv 2412.06464).
@@ -78,7 +78,7 @@ def one_by_one(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same a token at a time, which is how texts are written; the state [B, H', k, v] is changed in place."""
+    """The same token by token, for generation; the state [B, H', k, v] is changed in place."""
     dtype, repeat = query.dtype, value.shape[2] // key.shape[2]
     if use_qk_l2norm_in_kernel:
         query, key = _unit(query), _unit(key)
@@ -109,7 +109,7 @@ _OURS = {"chunk_gated_delta_rule": chunked, "recurrent_gated_delta_rule": one_by
 
 
 def hasten(model: torch.nn.Module) -> int:
-    """Let delta-net layers use the functions above where they would use transformers' loops. Returns how many layers do."""
+    """Let delta-net layers use the functions above instead of transformers' loops. Returns the number of layers changed."""
     layers = [layer for layer in model.modules() if "GatedDeltaNet" in type(layer).__name__]
     found = 0
     for layer in layers:
@@ -118,9 +118,7 @@ def hasten(model: torch.nn.Module) -> int:
             slow = getattr(module, f"torch_{name}", None)
             if slow is None:
                 continue
-            if not hasattr(
-                layer, name
-            ):  # it calls the module's function, which kernels of the hub may stand behind
+            if not hasattr(layer, name):  # calls the module's function, which may be a kernel from the hub
                 setattr(module, f"torch_{name}", ours)
                 found += name.startswith("chunk")
             elif getattr(layer, name) in (slow, ours):

@@ -1,7 +1,7 @@
-"""A target of which only its GGUF file is there, as a frozen torch model: the dense `llama` and `qwen3` shapes.
+"""A target's GGUF file as a frozen torch model: dense `llama` and `qwen3` architectures.
 
-Its matrices are what the file's types stand for, so a draft learns from the numbers that it will run beside. B rows, T tokens,
-D width, H heads of size d.
+Its matrices are the dequantised weights, so that a draft learns from the model that it will run with. B rows, T tokens, D width,
+H heads of size d.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONTROL = 3  # a token's type
 
 
 class Cache:
-    """Keys and values [2, B, H, length, d] of each layer for rows of one position, of which `used` are written."""
+    """Keys and values [2, B, H, length, d] of each layer for rows at one position, of which `used` are written."""
 
     def __init__(self, layers: int, shape: Sequence[int], like: Tensor) -> None:
         self.layers = [like.new_empty((2, *shape)) for _ in range(layers)]
@@ -48,7 +48,7 @@ class GGUFTarget(TargetModel):
     """The model of a GGUF file.
 
     Raises:
-        ModelFileError: It has another architecture, or something that this model has not.
+        ModelFileError: It has another architecture, or unsupported features.
     """
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
@@ -78,7 +78,7 @@ class GGUFTarget(TargetModel):
         self._read_weights(weights, arch)
 
     def _key(self, name: str, default: Any = None) -> Any:
-        """A key's value. Raises ModelFileError for one that is missing and has no default."""
+        """A key's value. Raises ModelFileError if it is missing without default."""
         field = self.keys.get(name)
         if field is None and default is None:
             raise ModelFileError(f"{self.path}: key {name!r} is missing")
@@ -118,7 +118,7 @@ class GGUFTarget(TargetModel):
     def _read_weights(self, weights: dict[str, Tensor], arch: str) -> None:
         embedding = weights.pop("token_embd.weight")
         self.tables = Tables(embedding, weights.pop("output.weight", embedding))
-        self.adjacent = arch == "llama"  # pairs of a head that turn together
+        self.adjacent = arch == "llama"  # rotary pairs of a head
         try:
             self.norm = weights.pop("output_norm.weight")
             self.blocks = [
@@ -147,7 +147,7 @@ class GGUFTarget(TargetModel):
         return [self.tokenizer.encode(text) for text in texts]
 
     def render(self, messages: list[dict[str, Any]], answer: bool) -> str:
-        """The chat form of messages."""
+        """Messages in the chat format."""
         from ..text.template import ChatTemplate, normalise_messages
 
         def text(token: int | None) -> str:
@@ -165,7 +165,7 @@ class GGUFTarget(TargetModel):
         return "tokenizer.chat_template" in self.keys
 
     def mask_id(self) -> int:
-        """A token for masked columns that no text has: the last control token that neither a key nor the template names."""
+        """A token for masked columns that does not occur in texts: the last control token not named by a key or the template."""
         tokens, kinds = self._key("tokenizer.ggml.tokens"), self._key("tokenizer.ggml.token_type")
         template = self._key("tokenizer.chat_template", "-")
         named = {self._key(name) for name in self.keys if name.endswith("_token_id")}
@@ -256,7 +256,7 @@ def open_target(path: Path, device: str, dtype: torch.dtype) -> TargetModel:
     """The target of a GGUF file, or of a folder with a transformers checkpoint.
 
     Raises:
-        ModelFileError: It cannot be read, or is of no kind that can be trained for.
+        ModelFileError: It cannot be read, or is unsupported for training.
         ConfigError: A package is missing.
     """
     return (GGUFTarget if path.suffix == ".gguf" else TargetModel)(path, device, dtype)

@@ -1,4 +1,4 @@
-"""A prediction head as a network: a copy of the target's last attention layer behind a matrix that joins token and hidden state.
+"""Prediction head as a torch network: a copy of the target's last attention layer, fed with joined token and hidden state.
 
 B rows of T tokens, D width, S drafted tokens. Trained on its own drafts: pass s takes the h that pass s - 1 gave out.
 """
@@ -37,7 +37,7 @@ class HeadNet(nn.Module):
         full = [layer for layer in model.layers if hasattr(layer, "self_attn")]
         if not full or not hasattr(model, "rotary_emb"):
             raise ConfigError("this target has no attention layer of a form that a prediction head can copy")
-        self.rotary = [model.rotary_emb]  # in a list: no module of ours
+        self.rotary = [model.rotary_emb]  # in a list, so that it is not a submodule
         self.mtp = nn.Module()
         self.mtp.fc = nn.Linear(2 * t.n_embd, t.n_embd, bias=False)
         nn.init.normal_(self.mtp.fc.weight, std=(2 * t.n_embd) ** -0.5)
@@ -81,7 +81,7 @@ class HeadNet(nn.Module):
     def loss(
         self, tables: Tables, ids: Tensor, hidden: Tensor, anchors: Tensor, stop: Tensor, by_depth: Tensor
     ) -> Tensor:
-        """As of a block draft; here every token behind a row's first anchor counts."""
+        """As of a block draft; here every token after a row's first anchor counts."""
         outputs = self.passes(tables, ids, hidden)
         at = torch.arange(ids.shape[1], device=ids.device)
         labels = torch.stack([torch.roll(ids, -2 - s, 1) for s in range(len(outputs))])
@@ -93,7 +93,7 @@ class HeadNet(nn.Module):
 
     @torch.no_grad()
     def chain(self, tables: Tables, ids: Tensor, hidden: Tensor, anchors: Tensor) -> Tensor:
-        """The tokens that it drafts behind each anchor, [B, n, S]."""
+        """The tokens that it drafts after each anchor, [B, n, S]."""
         outputs = self.passes(tables, ids, hidden, tokens=ids)
         rows = (anchors - 1).clamp_min(0)
         drafted = F.linear(outputs, tables.head).argmax(-1)  # [S, B, T]

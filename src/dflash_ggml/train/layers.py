@@ -10,7 +10,7 @@ from .recipe import CONV_KERNEL, Shape, TargetSizes
 
 
 class Norm(nn.Module):
-    """RMS norm with a weight that is stored as it is."""
+    """RMS norm with its weight stored directly."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -24,14 +24,14 @@ class Norm(nn.Module):
 
 
 def linear(n_in: int, n_out: int, scale: float = 1.0) -> nn.Linear:
-    """A matrix without bias, its entries of deviation scale / sqrt(n_in)."""
+    """A matrix without bias, initialised with standard deviation scale / sqrt(n_in)."""
     made = nn.Linear(n_in, n_out, bias=False)
     nn.init.normal_(made.weight, std=scale * n_in**-0.5)
     return made
 
 
 class Rotary:
-    """Cosines and sines of positions [B, Q], for heads of `dim` whose halves are the pairs."""
+    """Cosines and sines of positions [B, Q], for heads of `dim` with pairs half a head apart."""
 
     def __init__(self, positions: Tensor, dim: int, theta: float) -> None:
         frequency = theta ** (-torch.arange(0, dim, 2, device=positions.device).float() / dim)
@@ -89,7 +89,7 @@ class FeedForward(nn.Module):
 
 
 class Convolution(nn.Module):
-    """The causal convolution around a layer, partly weighted by the layer's input; at first it changes nothing."""
+    """The causal convolution around a layer, with dynamic weights from the layer's input; initialised to the identity."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()
@@ -100,12 +100,12 @@ class Convolution(nn.Module):
         self.kernel_projection = linear(t.n_embd, 2 * CONV_KERNEL * (t.n_embd // s.group), 0.0)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Of each column of x [B, Q, D]: [B, Q, side, kernel, D]."""
+        """Weights for each column of x [B, Q, D]: [B, Q, side, kernel, D]."""
         dynamic = self.kernel_projection(x).unflatten(-1, (2, CONV_KERNEL, -1))
         return self.base_kernel + dynamic.repeat_interleave(self.group, -1)
 
     def forward(self, x: Tensor, weights: Tensor, side: int) -> Tensor:
-        """x [B, Q, D]; nothing stands left of a block."""
+        """x [B, Q, D]; columns before a block are zero."""
         blocks = x.unflatten(1, (-1, self.block))
         total = torch.zeros_like(x, dtype=weights.dtype)
         for tap in range(CONV_KERNEL):
@@ -115,7 +115,7 @@ class Convolution(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward layer, each with a convolution at both sides where the kind has them."""
+    """Attention and feed-forward layer, each with convolutions around it for kinds with them."""
 
     def __init__(self, s: Shape, t: TargetSizes) -> None:
         super().__init__()

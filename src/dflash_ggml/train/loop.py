@@ -1,4 +1,4 @@
-"""The training loop: batches, steps, checks on held-out rows, checkpoints from which a run goes on."""
+"""Training loop: batches, steps, validation on held-out rows, checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CHECKPOINT = "training.pt"
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What held-out rows say.
+    """Validation result.
 
     Attributes:
-        accepted: Tokens a step of a chain, the target's own included.
-        right: [L], share of tokens that are right at each depth.
+        accepted: Tokens per step of a chain, the target's own included.
+        right: [L], share of right tokens at each depth.
     """
 
     accepted: float
@@ -44,13 +44,13 @@ class Checked:
 
 
 class Features:
-    """The target's features of all rows, kept on the device as far as there is room for them; else computed each time.
+    """The target's features of all rows, cached on the device as far as they fit; otherwise computed each time.
 
     Args:
         target: The target.
         rows: Token ids.
         taps: Tapped layers.
-        room: Bytes that may be kept.
+        room: Bytes for the cache.
     """
 
     def __init__(self, target: TargetModel, rows: Rows, taps: tuple[int, ...], room: float) -> None:
@@ -65,7 +65,7 @@ class Features:
         self.ids = torch.from_numpy(rows.ids).to(target.device)
 
     def batch(self, picked: Any, at: Tensor) -> tuple[Tensor, Tensor]:
-        """ids [B, T] and features [B, T, F] of rows `picked`, whose numbers are on the device as `at`."""
+        """ids [B, T] and features [B, T, F] of rows `picked`, with their indices on the device in `at`."""
         ids = self.ids[at].long()
         if self.kept is None:
             return ids, self.target.features(ids, self.taps)
@@ -76,9 +76,9 @@ class Features:
 
 
 class Replayed:
-    """A step as a CUDA graph: recorded at its first call, on copies of what it is given, then replayed on those.
+    """A training step as a CUDA graph: captured at its first call, on copies of its arguments, then replayed.
 
-    Kernels of a small draft take less time than Python needs to start them; a graph starts them all at once.
+    Kernels of a small draft take less time than Python needs to launch them; a graph launches them all at once.
     """
 
     def __init__(self, step: Callable[..., Tensor]) -> None:
@@ -91,14 +91,14 @@ class Replayed:
         """The step's result.
 
         Raises:
-            ConfigError: It cannot be recorded.
+            ConfigError: It cannot be captured.
         """
         if self.result is None:
             self.inputs = [x.clone() for x in inputs]
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(2):  # libraries set themselves up
+                for _ in range(2):  # warm-up: libraries initialise
                     self.step(*self.inputs)
             torch.cuda.current_stream().wait_stream(side)
             try:
@@ -122,16 +122,16 @@ class Replayed:
 
 
 class Trainer:
-    """Trains `net` on rows and keeps it in `folder`: the published draft and, beside it, what a later run goes on from.
+    """Trains `net` on rows and writes to `folder`: the published draft, and a checkpoint to resume from.
 
     Args:
         net: The draft's network.
         shape: Its sizes.
         run: How it is trained.
         target: The target.
-        train, held: Rows to learn, and rows to check it with.
-        folder: Where it is kept.
-        room: Bytes for kept features.
+        train, held: Training rows, and held-out rows.
+        folder: Output folder.
+        room: Bytes for cached features.
         compiled: Run steps through torch.compile.
         graph: Replay steps as a CUDA graph.
     """
@@ -186,7 +186,7 @@ class Trainer:
         return loss.detach()
 
     def one(self) -> Tensor:
-        """One step; its loss. The batch depends on the seed and the step's number alone."""
+        """One step; returns its loss. The batch depends only on the seed and the step's number."""
         rng = np.random.default_rng((self.run.seed, self.step))
         picked = rng.choice(len(self.train), min(self.run.batch, len(self.train)), replace=False)
         rows = self.train.take(picked)
@@ -204,7 +204,7 @@ class Trainer:
         return loss
 
     def _to_device(self, picked: Any, stop: Any, anchors: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """All that a batch is made of, in one copy for which nothing waits."""
+        """Upload a batch in one asynchronous copy."""
         device, n = self.target.device, len(picked)
         flat = torch.from_numpy(np.concatenate([picked, stop, anchors.reshape(-1)]))
         if device != "cpu":
@@ -212,7 +212,7 @@ class Trainer:
         return flat[:n], flat[n : 2 * n], flat[2 * n :].view(n, -1)
 
     def fit(self, report: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> bool:
-        """Train to the end; False where `stop` ended it before. The draft and the checkpoint are written either way."""
+        """Train to the end; False if `stop` ended it earlier. The draft and the checkpoint are written either way."""
         began, before = time.monotonic(), self.seconds
         saved = reported = began
         losses: list[Tensor] = []
@@ -235,7 +235,7 @@ class Trainer:
         return self.run.progress(self.step, self.seconds) >= 1
 
     def _mean(self, losses: list[Tensor]) -> float:
-        """Their mean, 0 of none. Raises ConfigError where it is no number: such weights are not written over good ones."""
+        """The mean, 0 of none. Raises ConfigError for NaN, so that such weights do not overwrite good ones."""
         loss = float(torch.stack(losses).mean()) if losses else 0.0
         if not np.isfinite(loss):
             raise ConfigError(f"the loss is {loss} at step {self.step}; a smaller --lr may help")
@@ -252,7 +252,7 @@ class Trainer:
 
     @torch.no_grad()
     def check(self, n: int = 32) -> Checked:
-        """What chains on the held-out rows would have had accepted, `n` blocks a row."""
+        """Acceptance of chains on the held-out rows, `n` blocks per row."""
         rng = np.random.default_rng(self.run.seed)
         right: list[Tensor] = []
         counted: list[Tensor] = []
@@ -261,7 +261,7 @@ class Trainer:
             rows = self.held.take(picked)
             room = np.maximum(
                 rows.stop - self.shape.depth, rows.start + 2
-            )  # whole blocks where there are some
+            )  # complete blocks, if there are any
             at_device, stop, anchors = self._to_device(
                 picked, rows.stop, draw_anchors(rng, rows.start, room, n)
             )
@@ -279,7 +279,7 @@ class Trainer:
         )
 
     def save(self) -> None:
-        """The draft as it is published, and the checkpoint."""
+        """Write the published draft and the checkpoint."""
         if self.shape.kind == "mtp":
             publish(self.folder, self.net, mtp_config(self.target))
         else:
@@ -296,10 +296,10 @@ class Trainer:
         os.replace(beside, self.folder / CHECKPOINT)
 
     def resume(self) -> None:
-        """Go on where the checkpoint in the folder ends.
+        """Resume from the checkpoint in the folder.
 
         Raises:
-            ConfigError: There is none, or one of another shape.
+            ConfigError: There is none, or it has another shape.
         """
         path = self.folder / CHECKPOINT
         try:
@@ -313,15 +313,15 @@ class Trainer:
                 f"{path}: its draft differs in {', '.join(parted)}; give the options that it began with"
             )
         self.net.load_state_dict(state["net"])
-        groups = self.optimiser.state_dict()["param_groups"]  # how steps are run is this run's matter
+        groups = self.optimiser.state_dict()["param_groups"]  # options of execution may differ
         self.optimiser.load_state_dict(state["optimiser"] | {"param_groups": groups})
         self.step, self.seconds = state["step"], state["seconds"]
 
 
 def mtp_config(target: TargetModel) -> dict[str, Any]:
-    """The target's own config.json with one prediction layer in it."""
+    """The target's config.json with one prediction layer."""
     config = dict(target.model.config.to_dict())
-    config.pop("_name_or_path", None)  # a path of this machine
+    config.pop("_name_or_path", None)  # a path on this machine
     text = config.get("text_config")
     (config if text is None else text)["mtp_num_hidden_layers"] = 1
     return config

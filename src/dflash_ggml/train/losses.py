@@ -1,4 +1,4 @@
-"""Losses over a vocabulary, in pieces where it is large. n rows, D width, V tokens, R rank, K candidates."""
+"""Losses over a vocabulary, in pieces if it is large. n rows, D width, V tokens, R rank, K candidates."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-PIECE = 1 << 28  # numbers of logits that are held at once
+PIECE = 1 << 28  # logits in memory at once
 
 
 def in_pieces(part: Callable[..., Tensor], n_vocab: int, *rows: Tensor) -> Tensor:
-    """The sum of `part` over pieces of `rows`, each [n, ...]; logits of a piece are computed again for the gradient."""
+    """The sum of `part` over pieces of `rows`, each [n, ...]; a piece's logits are recomputed for the gradient."""
     n = len(rows[0])
     size = max(1, PIECE // n_vocab)
     if n <= size:
@@ -37,7 +37,7 @@ def token_loss(head: Tensor, hidden: Tensor, labels: Tensor, weights: Tensor) ->
 def biased_loss(
     head: Tensor, after: Tensor, hidden: Tensor, before: Tensor, labels: Tensor, weights: Tensor
 ) -> Tensor:
-    """The same with a bias of low rank: before [n, R] under after [V, R]."""
+    """`token_loss` with a low-rank bias: before [n, R] under after [V, R]."""
 
     def part(h: Tensor, b: Tensor, label: Tensor, w: Tensor) -> Tensor:
         logits = F.linear(h, head).float() + F.linear(b, after).float()
@@ -49,9 +49,9 @@ def biased_loss(
 def candidate_loss(
     head: Tensor, after: Tensor, k: int, hidden: Tensor, before: Tensor, labels: Tensor, weights: Tensor
 ) -> Tensor:
-    """Cross entropy over all tokens, and over the K best with the pair scores before [n, R] . after [V, R] added.
+    """Cross entropy over all tokens, and over the K best with pair scores before [n, R] . after [V, R] added.
 
-    The token that was right is one of the candidates whether it was among the best or not: pairs are learnt for it too.
+    The right token is always one of the candidates, so that its pairs are learnt too.
     """
 
     def part(h: Tensor, b: Tensor, label: Tensor, w: Tensor) -> Tensor:

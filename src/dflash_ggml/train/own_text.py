@@ -1,4 +1,4 @@
-"""Text that the target writes, kept after each batch: a run that ends before the last row goes on behind it. No torch."""
+"""The target's own output as training text, saved after each batch, so that an interrupted run resumes. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Report = Callable[[str], None]
 
 
 class Writes(Protocol):
-    """What is asked of a target here; `TargetModel` is one."""
+    """Interface of a generating target; `TargetModel` implements it."""
 
     sizes: TargetSizes
 
@@ -35,7 +35,7 @@ class Writes(Protocol):
         done: int,
         report: Report,
     ) -> Iterator[Rows]:
-        """The rows of each batch, of all prompts but the `done` first ones in the order in which it takes them."""
+        """The rows of each batch, for all prompts but the first `done` in its order."""
         ...
 
 
@@ -50,13 +50,13 @@ def write_rows(
     report: Report,
     stop: Callable[[], bool],
 ) -> Rows:
-    """What the target writes behind each prompt, also in the folder as `KEPT`; until that is whole, as `BEGUN`.
+    """The target's output for each prompt, also saved in the folder as `KEPT`; while incomplete as `BEGUN`.
 
-    Goes on from what the folder has.
+    Resumes from the folder's file.
 
     Raises:
-        KeyboardInterrupt: After a batch in which `stop` became true.
-        ConfigError: What the folder has was begun with other prompts or options.
+        KeyboardInterrupt: `stop` became true; after a batch.
+        ConfigError: The folder's file is from other prompts or options.
     """
     begun, mark = folder / BEGUN, _mark(target, prompts, length, temperatures, seed)
     parts: list[Rows] = []
@@ -81,13 +81,13 @@ def write_rows(
 def _mark(
     target: Writes, prompts: list[list[int]], length: int, temperatures: Sequence[float], seed: int
 ) -> str:
-    """A hash of all that decides what is written, how many rows go together left out."""
+    """A hash of everything that determines the output, without the batch size."""
     all_of_it = json.dumps([asdict(target.sizes), prompts, length, list(temperatures), seed])
     return hashlib.sha1(all_of_it.encode(), usedforsecurity=False).hexdigest()
 
 
 def _save(path: Path, rows: Rows, done: int, mark: str) -> None:
-    """Not compressed: it is written after every batch."""
+    """Uncompressed, since it is written after every batch."""
     beside = path.with_name(f"{path.name}.part")
     with beside.open("wb") as file:
         np.savez(
@@ -97,7 +97,7 @@ def _save(path: Path, rows: Rows, done: int, mark: str) -> None:
 
 
 def _done(path: Path, mark: str) -> int:
-    """Prompts that are done in what was begun."""
+    """Number of finished prompts in the incomplete file."""
     with np.load(path, allow_pickle=False) as file:
         if str(file.get("mark")) != mark:
             raise ConfigError(

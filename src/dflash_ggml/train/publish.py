@@ -1,4 +1,4 @@
-"""A trained draft as the folder in which drafts are published: config.json and model.safetensors."""
+"""Export of a trained draft in the published form: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = "model.safetensors"
 def publish(
     folder: Path, net: nn.Module, config: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """Write the network's parameters as `dtype`; each file is there once it is whole."""
+    """Write the network's parameters as `dtype`; each file is written atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: p.detach().to(dtype).contiguous().cpu() for name, p in net.state_dict().items()}
     save_file(weights, folder / f"{WEIGHTS}.part", metadata={"format": "pt"})
@@ -32,10 +32,10 @@ def publish(
 
 
 def start_from(folder: Path, net: nn.Module, tables: Tables | None = None) -> list[str]:
-    """Take over what a published draft has of the network's parameters.
+    """Load the network's parameters from a published draft.
 
     Returns:
-        Those that it has not.
+        Names of the missing ones.
 
     Raises:
         ModelFileError: It has another shape, nothing of the network, or, given the target's tables, an embedding or output
@@ -66,7 +66,7 @@ def start_from(folder: Path, net: nn.Module, tables: Tables | None = None) -> li
 
 
 def _refuse_tables(folder: Path, found: Mapping[str, torch.Tensor], tables: Tables) -> None:
-    """Copies of the target's tables are none of the draft's own. A DSpark draft's output matrix is one, or is not used."""
+    """Refuse own tables, except copies of the target's; a DSpark draft's output matrix is such a copy, or unused."""
     borrowed = {"embed_tokens.weight": tables.embedding}
     if "markov_head.markov_w1.weight" not in found:
         borrowed["lm_head.weight"] = tables.head

@@ -1,4 +1,4 @@
-"""Training recipe as plain data: the draft's shape, the run, and the config.json that is published. No torch."""
+"""Training recipe as plain data: the draft's shape, the run, and the published config.json. No torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_HEADS, MAX_WIDTH, MAX_WINDOW, MAX_RANK, MAX_CANDIDATES = (
     1 << 30,
     1 << 16,
     64,
-)  # that a reader takes
-HEAD_TARGETS = ("qwen3_5", "qwen3_5_text")  # model types whose GGUF a prediction head can be put into
-_PLAIN: dict[str, Any] = {  # what `config_json` writes, or leaves out, of what other drafts choose
+)  # limit of readers
+HEAD_TARGETS = ("qwen3_5", "qwen3_5_text")  # model types whose GGUF can contain a prediction head
+_PLAIN: dict[str, Any] = {  # fields with fixed values in `config_json`
     "is_causal": False,
     "causal": False,
     "use_swa": False,
@@ -41,7 +41,7 @@ _ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", 
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What a draft must know of its target."""
+    """The target's sizes needed by a draft."""
 
     n_layers: int
     n_embd: int
@@ -58,7 +58,7 @@ class Shape:
     """A block draft's sizes, named as in `DraftParams`.
 
     Attributes:
-        rank, candidates, group, gated, from_anchor: Where the kind has them.
+        rank, candidates, group, gated, from_anchor: For the kinds with them.
     """
 
     kind: Kind
@@ -70,32 +70,32 @@ class Shape:
     block_size: int
     taps: tuple[int, ...]
     mask_id: int
-    window: int = 0  # tokens that all layers but the last see, 0: everything
-    causal_windows: bool = False  # in those layers a column of a block sees only earlier ones
+    window: int = 0  # window of all layers but the last, 0: none
+    causal_windows: bool = False  # whether a block's columns are causal in those layers
     rank: int = 256
     candidates: int = 16
     group: int = 16
     gated: bool = False
     from_anchor: bool = True
-    n_steps: int = 4  # of a prediction head: tokens that it is trained to draft in a row
+    n_steps: int = 4  # for a prediction head: number of serial drafted tokens in training
 
     @property
     def first_row(self) -> int:
-        """The first column of a block that drafts a token."""
+        """The first drafting column of a block."""
         return 0 if self.kind == "dspark" and self.from_anchor else 1
 
     @property
     def depth(self) -> int:
-        """Tokens that it drafts at once."""
+        """Tokens drafted at once."""
         return self.n_steps if self.kind == "mtp" else self.block_size - self.first_row
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a draft is trained: for so many steps or minutes, whichever comes first (0: no limit).
+    """Parameters of a training run, limited by steps or minutes, whichever comes first (0: no limit).
 
     Attributes:
-        gamma: Depth over which a token's weight in the loss falls to 1/e, 0: by the block.
+        gamma: Depth over which a token's loss weight falls to 1/e, 0: by the block size.
     """
 
     steps: int = 0
@@ -112,27 +112,27 @@ class Run:
     checked: int = 16  # rows that are held out
 
     def progress(self, step: int, seconds: float) -> float:
-        """The part of the run that is done, from 0 to 1."""
+        """Progress of the run, from 0 to 1."""
         by_steps = step / self.steps if self.steps else 0.0
         by_time = seconds / (60 * self.minutes) if self.minutes else 0.0
         return min(1.0, max(by_steps, by_time))
 
     def rate(self, step: int, progress: float) -> float:
-        """The learning rate: a linear start, flat until 0.6 of the run, then down to 0.02 of it along a cosine."""
+        """The learning rate: linear warm-up, constant until 0.6 of the run, then cosine decay to 0.02 of it."""
         start = min(1.0, (step + 1) / max(1, self.warm_up))
         end = 1.0 if progress < 0.6 else 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (progress - 0.6) / 0.4))
         return self.lr * start * end
 
 
 def spread(n_layers: int, n_taps: int) -> tuple[int, ...]:
-    """Tapped layers, evenly from the second to the last but two; fewer where the target has not as many."""
+    """Tapped layers, evenly spaced from the second to the last but two; fewer if the target has fewer."""
     low, high = min(1, n_layers - 1), max(n_layers - 3, min(1, n_layers - 1))
     n = max(1, min(n_taps, high - low + 1))
     return tuple(sorted({round(low + i * (high - low) / max(1, n - 1)) for i in range(n)}))
 
 
 def depth_weights(depth: int, gamma: float) -> list[float]:
-    """The weight of each drafted token in the loss, exp(-i / gamma), in sum 1: one counts only if all before it were right."""
+    """The loss weight of each drafted token, exp(-i / gamma), with sum 1: one counts only if all before it are right."""
     gamma = gamma or 0.44 * (depth + 1)
     weights = [math.exp(-i / gamma) for i in range(depth)]
     return [w / sum(weights) for w in weights]

@@ -1,4 +1,4 @@
-"""The target as a frozen torch model: its tapped layers, its tables, and sequences sampled from it."""
+"""The target's transformers checkpoint as a frozen torch model: tapped layers, tables, and sampled sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TargetModel:
     """A transformers checkpoint, its weights frozen.
 
     Raises:
-        ModelFileError: The folder holds none.
+        ModelFileError: The folder has none.
     """
 
     def __init__(self, path: Path, device: str, dtype: torch.dtype) -> None:
@@ -63,7 +63,7 @@ class TargetModel:
         return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
 
     def render(self, messages: list[dict[str, Any]], answer: bool) -> str:
-        """The chat form of messages."""
+        """Messages in the chat format."""
         return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer)
 
     @property
@@ -72,7 +72,7 @@ class TargetModel:
         return bool(self.tokenizer.chat_template)
 
     def mask_id(self) -> int:
-        """A token id for masked columns that no text has: the tokenizer's own, or one of the embedding's unused rows."""
+        """A token id for masked columns: the tokenizer's mask token, or an unused row of the embedding."""
         own = self.tokenizer.mask_token_id
         if own is None and "<|mask|>" in self.tokenizer.get_vocab():
             own = self.tokenizer.convert_tokens_to_ids("<|mask|>")
@@ -86,7 +86,7 @@ class TargetModel:
 
     @torch.no_grad()
     def features(self, ids: Tensor, taps: Sequence[int]) -> Tensor:
-        """Outputs of the tapped layers side by side, [B, T, taps * D]; without taps the last one behind the output norm."""
+        """Concatenated outputs of the tapped layers, [B, T, taps * D]; without taps the last one after the output norm."""
         found: dict[int, Tensor] = {}
 
         def keep(i: int):
@@ -104,10 +104,10 @@ class TargetModel:
         return torch.cat([found[i] for i in taps], -1) if taps else last
 
     def step(self, ids: Tensor, cache: Any, length: int) -> tuple[Tensor, Any]:
-        """Logits [B, V] behind ids [B, T], which follow what the cache has, and the cache; None before the first ones.
+        """Logits [B, V] after ids [B, T], which follow the cached tokens, and the cache; None before the first ones.
 
         Args:
-            length: Tokens that a row will have at most.
+            length: Most tokens of a row.
         """
         out = self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return out.logits[:, -1], out.past_key_values
@@ -123,19 +123,19 @@ class TargetModel:
         done: int = 0,
         report: Report = lambda line: None,
     ) -> Iterator[Rows]:
-        """What the target writes behind each prompt, until `length` tokens in all or its end of text: a batch's rows at a time.
+        """Generate the target's output for each prompt, up to `length` tokens in total or its end of text, in batches of rows.
 
-        Short prompts come first; a batch is drawn from the seed and its place alone. Prompts of about one length go together;
-        the longer ones of a batch are prefilled token by token while the shorter ones are already decoded, so no row is padded.
+        Short prompts come first; a batch depends only on the seed and its index. Prompts of similar length are batched; the
+        longer ones of a batch are prefilled token by token while the shorter ones are already decoded, so no row is padded.
 
         Args:
-            prompts: Ids of each.
+            prompts: Token ids of each prompt.
             length: Tokens of prompt and answer.
-            temperatures: Of the sampling, by turns.
+            temperatures: Sampling temperatures, used cyclically.
             batch: Rows of a batch.
-            seed: That of all draws.
-            done: How many rows were written before and are left out.
-            report: Gets lines about the progress.
+            seed: Seed of all draws.
+            done: Rows generated earlier, to be skipped.
+            report: Called with lines about the progress.
         """
         starts = np.array([min(len(p), length) for p in prompts])
         order = np.argsort(starts, kind="stable")
