@@ -53,6 +53,7 @@ STOCK_STEP = 8  # columns up to which ggml multiplies column by column
 NOISE = 0.03  # minimum margin by which ggml's own must win
 SAMPLE_BYTES = 256 << 20  # more than any GPU's L2 cache: a pass reads its weights from memory
 SAMPLE_MATMULS = 16
+GRAIN = 64  # our kernels take rows of a multiple of so many values
 _CLEAR = 0.8  # share of ggml's time: where ours are that much faster, one repetition is enough
 _ROUNDS, _WARM_UP, _RUNS = 5, 3, 4  # CUDA captures a graph at its second run
 _MEASURED = ("narrow_ms", "stock_ms", "spread")
@@ -237,7 +238,7 @@ def sample(tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
     names = {code: name for name, code in TYPES.items()}
     found: dict[str, list[Tensor]] = {}
     for t in tensors:
-        if t.type in names and t.ne[1] > 1 and t.ne[2] * t.ne[3] == 1 and t.ne[0] % 256 == 0:
+        if t.type in names and t.ne[1] > 1 and t.ne[2] * t.ne[3] == 1 and t.ne[0] % GRAIN == 0:
             found.setdefault(names[t.type], []).append(t)
     found = dict(sorted(found.items(), key=lambda item: -sum(map(lib.ggml_nbytes, item[1]))))
     return {kind: list(_within(matrices)) for kind, matrices in found.items()}
