@@ -345,9 +345,9 @@ QUESTIONS = (
     Question(
         "What does a pass take, beside llama.cpp?",
         f"{RANDOM} Q4_K_M mix, 2,048 tokens before; whole calls in milliseconds, the better of two rounds."
-        " `prompt` is 4,096 tokens.",
+        " `prompt` is 4,096 tokens. smol: SmolLM2-135M, real weights, Q4_1, one round, 1,024 tokens before, a prompt of 2,048.",
         ("plain", *VERIFY[:5], "prompt"),
-        ("beside-llama-h100-27b", "beside-llama-h100-35b-a3b"),
+        ("beside-llama-h100-27b", "beside-llama-h100-35b-a3b", "beside-llama-h100-smollm2"),
         beside_llama,
     ),
     Question(
@@ -503,7 +503,7 @@ QUESTIONS = (
     ),
     Question(
         "What is drafting worth on real text?",
-        "Real weights: SmolLM2-135M-Instruct, Q4_1, our draft; 48 texts of 128 tokens behind prompts of HumanEval, GSM8K"
+        "Real weights: SmolLM2-135M-Instruct, Q4_1, our draft; 18 texts of 128 tokens behind prompts of HumanEval, GSM8K"
         " and our chat set.",
         ("tokens/s", "to plain", "worst text", "tokens a step"),
         ("smollm2-drafts-h100",),
