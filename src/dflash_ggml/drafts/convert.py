@@ -12,7 +12,7 @@ import numpy as np
 from ..config import DraftType
 from ..errors import ConfigError, ModelFileError
 from ..files.gguf import GGUFFile, StringArray
-from ..files.tensor_info import BF16, F16, F32
+from ..files.tensor_info import BF16, F16, F32, FILE_TYPES
 from ..ggml.operations import Yarn
 from ..ggml.retype import floats, retyped
 from ..ggml.weights import Source
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 ARCH = "dflash"
-# llama.cpp's numbers of whole files
-_FILE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q8_0": 7,
-    "q5_0": 8,
-    "q5_1": 9,
-    "q4_k": 15,
-    "q5_k": 17,
-    "q6_k": 18,
-}
-_BF16_FILE = 32
 
 
 def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType | None = None) -> list[str]:
@@ -143,9 +129,10 @@ def _sizes(writer: GGUFWriter, draft: DraftFile, target: GGUFFile, type_: DraftT
         writer.add_bool(f"{ARCH}.sample_from_anchor", p.markov.from_anchor)
         writer.add_bool(f"{ARCH}.has_confidence_head", CONFIDENCE in draft.published)
     kind = draft.kind("fc.weight")[0]
-    published = {F32: 0, F16: 1, BF16: _BF16_FILE}.get(kind)
-    if (number := published if type_ is None else _FILE_TYPES[type_]) is not None:
-        writer.add_file_type(number)
+    name = type_ or {F32: "f32", F16: "f16", BF16: "bf16"}.get(kind)
+    if name is not None:
+        medium = "_M" if name in ("q4_k", "q5_k") else ""
+        writer.add_file_type(FILE_TYPES.index(name.upper() + medium))
     writer.add_quantization_version(2)
 
 

@@ -19,6 +19,13 @@ class GGMLType(NamedTuple):
 
 F32, F16, BF16 = 0, 1, 30
 
+# `general.file_type` of a GGUF file, by llama.cpp's numbering
+_FILE_TYPES = (
+    "F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S Q5_K_M Q6_K IQ2_XXS IQ2_XS "
+    "Q2_K_S IQ3_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ3_M IQ2_S IQ2_M IQ4_XS IQ1_M BF16"
+)
+FILE_TYPES = _FILE_TYPES.split()
+
 
 @cache
 def ggml_types() -> Mapping[int, GGMLType]:
