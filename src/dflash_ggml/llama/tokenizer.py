@@ -5,15 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 from .model import LlamaModel
-
-
-class HasModel(Protocol):
-    """What a LlamaTokenizer needs of a Llama."""
-
-    _model: LlamaModel
 
 
 class BaseLlamaTokenizer(ABC):
@@ -33,8 +27,8 @@ class BaseLlamaTokenizer(ABC):
 class LlamaTokenizer(BaseLlamaTokenizer):
     """The model's own tokenizer."""
 
-    def __init__(self, llama: HasModel) -> None:
-        self._model = llama._model
+    def __init__(self, llama: Any) -> None:
+        self._model: LlamaModel = llama._model
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         """Ids of UTF-8 text, each byte that is none read as U+FFFD; BOS only if the model wants one."""

@@ -48,7 +48,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
         notes.say("reasoning.summary: the whole reasoning is returned, not a summary")
     if SEALED in include:
         notes.say("include: reasoning is encoded, not encrypted")
-    new = chat_messages(body.input, notes, store)
+    new = chat_messages(body.input, notes, store.get)
     if not new:
         raise bad_request("input: must not be empty", "input")
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []

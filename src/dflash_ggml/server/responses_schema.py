@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 
 from .errors import bad_request
 from .ignored_fields import IDLE_RESPONSES, QUIET_RESPONSES
@@ -26,13 +27,7 @@ from .tools import flat_name
 
 SEALED = "dflash:"  # prefix of reasoning sent as encrypted_content
 
-
-class Items(Protocol):
-    """Items of stored responses."""
-
-    def get(self, item_id: str, /) -> dict[str, Any] | None:
-        """An item by id; None if unknown."""
-        ...
+Items = Callable[[str], dict[str, Any] | None]  # an item of a stored response by its id
 
 
 class MessageItem(Echoed):
@@ -186,11 +181,11 @@ def _take(
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "item_reference" or (kind is None and isinstance(item.get("id"), str)):
         reference = parse(ReferenceItem, item, notes, where)
-        found = known.get(reference.id)
+        found = known(reference.id)
         if found is None:
             notes.weaken(where, f"there is no stored item {reference.id[:40]!r}; it is left out")
         else:
-            _take(messages, found, where, notes, {})
+            _take(messages, found, where, notes, lambda _: None)
     elif kind == "message":
         message = parse(MessageItem, item, notes, where)
         text = content_text(message.content, f"{where}.content", notes)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Protocol
 
 from ..engine.batches import BatchSizes
+from .generation import Generation
 
 # prefill time per decode time; on a GPU sequences keep a third of their usual speed, on a CPU 1 / 1.3
 SHARE = {True: 1.95, False: 0.3}
@@ -22,22 +22,6 @@ SIZES = {True: (256, 4096), False: (16, 256)}  # smallest and largest chunk: eff
 # no prompt overtakes one that arrived more than 1 / AGEING of its prefill time earlier
 AGEING = 0.125
 RECENT = 64  # chunks kept for the costs: a size that was slow once is tried again
-
-
-class Prompt(Protocol):
-    """A prompt with tokens left to prefill."""
-
-    @property
-    def remaining(self) -> int:
-        """Tokens to prefill."""
-
-    @property
-    def since(self) -> float:
-        """Its arrival, in seconds."""
-
-    @property
-    def is_scoring(self) -> bool:
-        """Whether the prompt scorer processes it; its chunks have times of their own."""
 
 
 class ChunkCosts:
@@ -76,7 +60,7 @@ class PrefillBudget:
             self._limit
         )  # the balance: seconds of prefill that decoding sequences may wait for now
 
-    def choose(self, prompts: Sequence[Prompt], n_decoding: int, now: float) -> tuple[int, int] | None:
+    def choose(self, prompts: Sequence[Generation], n_decoding: int, now: float) -> tuple[int, int] | None:
         """Choose the prompt whose next chunk runs now.
 
         Args:
@@ -92,7 +76,7 @@ class PrefillBudget:
         if not prompts:
             return None
 
-        def urgency(prompt: Prompt) -> float:
+        def urgency(prompt: Generation) -> float:
             costs = self._costs[prompt.is_scoring]
             size = self._size(costs) if n_decoding else self._most
             per_token = costs.seconds(size) / size or 1e-3  # any value orders by length until a cost is known

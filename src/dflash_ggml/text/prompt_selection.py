@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,16 +34,6 @@ QUESTION = 128  # most tokens of the question
 FROZEN = 4096  # messages whose selection is cached
 
 
-class Scorer(Protocol):
-    """Ranks units of a prompt on the host; `name` distinguishes scorers' cached selections."""
-
-    name: str
-
-    def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
-        """A finite score per unit, higher is better. Args: ids of the whole prompt; the question's token range."""
-        ...
-
-
 class LexicalScorer:
     """BM25 of the question's words over the units (Robertson and Zaragoza, 2009, equation 3.15, with Lucene's idf, k1 = 1.5 and
     b = 0.75); a unit's score also applies to the next unit."""
@@ -56,7 +46,7 @@ class LexicalScorer:
         self._tokenizer = tokenizer
 
     def score(self, ids: Sequence[int], units: Sequence[Range], question: Range) -> np.ndarray:
-        """See `Scorer`."""
+        """A finite score per unit, higher is better. Args: ids of the whole prompt; the question's token range."""
         corpus = [Counter(self._words(ids[start:end])) for start, end in units]
         lengths = np.array([words.total() for words in corpus], np.float32)
         relative = lengths / max(lengths.mean(), 1.0)
@@ -131,7 +121,7 @@ class PromptSelector:
 
     def select(
         self,
-        scorer: Scorer | str,
+        scorer: LexicalScorer | str,
         text: str,
         ids: Sequence[int],
         keep: float,
