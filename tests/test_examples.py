@@ -44,7 +44,7 @@ def test_draft_tree() -> None:
     for part in re.split(r"^step ", text, flags=re.MULTILINE)[1:]:
         title, *nodes = [line for line in part.splitlines() if "per pass" not in line]
         _, accepted, drafted = map(int, re.findall(r"\d+", title))
-        assert len(nodes) == 1 + drafted  # the root is no draft
+        assert len(nodes) == 1 + drafted  # the root is not a draft
         starred = [line for line in nodes if line[0] == "*"]
         # the accepted path goes down one level at a time
         assert [len(line[2:]) - len(line[2:].lstrip(" ")) for line in starred] == [

@@ -110,7 +110,10 @@ def test_names_files_and_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = choose(["json", str(file), "humaneval"], StandIn())  # type: ignore[arg-type]
     assert [p.style for p in found] == ["json"] * 8 + ["gsm8k", "humaneval"]
     assert len(choose(["all"])) == sum(len(own(style)) for style in STYLES)
-    for name, words in (("nothing", "is no file and none of all, chat, code"), ("gsm8k", "name a file")):
+    for name, words in (
+        ("nothing", "is neither a file nor one of all, chat, code"),
+        ("gsm8k", "name a file"),
+    ):
         with pytest.raises(ConfigError, match=words):
             choose([name])
 

@@ -152,8 +152,8 @@ def test_a_chat(stand_in: StandIn) -> None:
         (200, sse(*COMPLETION[:2]), "ends without usage"),
         (200, b"", "ends without usage"),
         (200, sse({"choices": [], "usage": {"prompt_tokens": 3}}), "ends without usage"),
-        (200, b"data: {nonsense\n\n", "no JSON object"),
-        (200, b"data: [1]\n\n", "no JSON object"),
+        (200, b"data: {nonsense\n\n", "not a JSON object"),
+        (200, b"data: [1]\n\n", "not a JSON object"),
         (200, sse({"error": {"message": "too long", "code": 400}}), "completions: too long$"),
         (500, b'{"error": "\\u001b[2Jgone"}', r"status 500: \[2Jgone$"),
         (200, sse({"choices": 3}), "does not have OpenAI's form"),
@@ -221,7 +221,7 @@ def test_no_name_of_a_host() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8080", "ftp://x", "http://", "http://x:port", "", "http://[::1"])
 def test_addresses(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no address; expected http://HOST:PORT"):
+    with pytest.raises(ConfigError, match="is not an address; expected http://HOST:PORT"):
         Server(url)
 
 

@@ -346,10 +346,10 @@ def test_templates_and_variables_of_the_command_line(tmp_path: Path) -> None:
     [
         (
             ["--chat-template", "nothing"],
-            "'nothing' is no known chat format: give the template itself, or one of",
+            "'nothing' is not a known chat format: give the template itself, or one of",
         ),
         (["--chat-template-file", "nothing"], "can't read nothing: "),
-        (["--chat-template-kwargs", "[1]"], "'[1]' is no JSON object"),
+        (["--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
         (["--chat-template-kwargs", "{"], "not valid JSON"),
         (["--reasoning-budget", "-2"], "-2 is neither -1 nor a count"),
         (["--reasoning-format", "x"], "invalid choice: 'x'"),

@@ -363,9 +363,9 @@ def test_taps_under_their_early_name(file: Path):
 
 
 def test_drafts_of_no_dialect(file: Path, tmp_path: Path):
-    with pytest.raises(ModelFileError, match="'qwen35' is no draft"):
+    with pytest.raises(ModelFileError, match="'qwen35' is not a draft"):
         draft(file, tiny.target_keys())
-    with pytest.raises(ModelFileError, match="'clip' is no draft .*vision part of a model .mmproj"):
+    with pytest.raises(ModelFileError, match="'clip' is not a draft .*vision part of a model .mmproj"):
         draft(file, {"general.architecture": "clip"})
     keys = tiny.lucebox_draft_keys() | {"qwen35-dflash-draft.dflash.target_layer_ids": None}
     with pytest.raises(ModelFileError, match="target_layer_ids' is missing"):

@@ -58,7 +58,7 @@ def test_options_without_meaning_warn_once_and_unknown_ones_are_swallowed(model_
         ({"lora_path": "x"}, "lora_path"),
         ({"rope_freq_base": 1e6}, "rope_freq_base"),
         ({"yarn_orig_ctx": 4096}, "yarn_orig_ctx"),
-        ({"type_k": 99}, "99 is no type of a K/V cache"),
+        ({"type_k": 99}, "99 is not a type of a K/V cache"),
         ({"kv_overrides": {"qwen35.block_count": 3}}, "qwen35.block_count"),
         ({"mode": "fast"}, "mode"),
         ({"chat_format": "llama-99"}, "Invalid chat handler: llama-99"),
@@ -109,7 +109,9 @@ def test_types_of_the_cache_by_ggml_number(
 def test_types_of_a_cache_that_there_are_not(model_path: str) -> None:
     with pytest.warns(UserWarning, match="type_k=20, type_v=None: iq4_nl is not supported, q4_0 is as small"):
         assert ToyLlama(model_path, type_k=20).toy.config.type_k == "q4_0"
-    with pytest.raises(ConfigError, match=r"type_v: 9 is no type of a K/V cache; take one of 0 \(f32\), 1"):
+    with pytest.raises(
+        ConfigError, match=r"type_v: 9 is not a type of a K/V cache; take one of 0 \(f32\), 1"
+    ):
         ToyLlama(model_path, type_v=9)
 
 
@@ -240,12 +242,12 @@ def test_bad_values_are_named(llm: ToyLlama, options: dict, words: str) -> None:
         ({"top_p": 1.5}, {"top_p": 1.0}, "top_p 1.5 is taken as 1"),
         ({"min_p": -1}, {"min_p": 0.0}, "min_p -1 is taken as 0"),
         ({"typical_p": 2.0, "top_p": -0.1}, {"typical_p": 1.0, "top_p": 0.0}, "top_p -0.1.*; typical_p 2.0"),
-        ({"repeat_penalty": 0}, {"repeat_penalty": 1.0}, "repeat_penalty 0 is no penalty"),
+        ({"repeat_penalty": 0}, {"repeat_penalty": 1.0}, "repeat_penalty 0 is not a penalty"),
         ({"mirostat_mode": 3}, {"mirostat_mode": 0}, "mirostat_mode 3"),
         (
             {"logit_bias": {99999: 1, 65: 2, -3: 1}},
             {"logit_bias": {65: 2}},
-            "logit_bias -3 is no token id below",
+            "logit_bias -3 is not a token id below",
         ),
     ],
 )

@@ -217,7 +217,7 @@ def test_target_tensor_types(file: Path):
         ("qwen2moe", "Qwen3, Qwen3-Next and those from 3.5 on are supported"),
         (
             "falcon",
-            "'falcon' is no target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama', "
+            "'falcon' is not a target .expected 'qwen35', 'qwen35moe', 'qwen3next', 'qwen3', 'qwen3moe', 'laguna', 'llama', "
             "'gpt-oss', 'gemma3', 'gemma4'.$",
         ),
     ],

@@ -123,7 +123,7 @@ def test_a_host_in_a_url(host: str, there: str) -> None:
         (errno.EADDRINUSE, "--port: 8080 of 127.0.0.1 is taken by another program"),
         (errno.EACCES, "--port: 8080 is not allowed to this user"),
         (errno.ENOBUFS, "--port: 8080 of 127.0.0.1 can't be listened on: "),
-        (errno.EADDRNOTAVAIL, "--host: '127.0.0.1' is no address of this machine"),
+        (errno.EADDRNOTAVAIL, "--host: '127.0.0.1' is not an address of this machine"),
     ],
 )
 def test_errors_are_reported(monkeypatch: pytest.MonkeyPatch, number: int, words: str) -> None:

@@ -408,7 +408,7 @@ def test_an_allowed_name_is_taken_from_the_header(name: str, plain: str) -> None
     ],
 )
 def test_a_name_that_never_matches_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a host"):
+    with pytest.raises(ConfigError, match="is not a host name"):
         check_name(name)
 
 

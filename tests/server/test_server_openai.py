@@ -234,7 +234,7 @@ def test_thinking_switch_and_notes(client: Any, runner: ScriptedRunner) -> None:
     assert "x-dflash-notes" not in raw.headers
     assert (runner.requests[-1].enable_thinking, runner.requests[-1].reasoning_effort) == (True, "low")
     raw = create(model="toy", messages=ASK, reasoning_effort="herculean")
-    assert "herculean is no known effort" in raw.headers["x-dflash-notes"]
+    assert "herculean is not a known effort" in raw.headers["x-dflash-notes"]
     assert (runner.requests[-1].enable_thinking, runner.requests[-1].reasoning_effort) == (True, None)
     client.chat.completions.create(model="toy", messages=ASK, reasoning_effort="none")
     assert runner.requests[-1].enable_thinking is False

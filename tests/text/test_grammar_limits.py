@@ -96,7 +96,7 @@ def test_grammars_that_would_explode(kind: Any, text: str, words: str) -> None:
             {"properties": {f"p{i}": {"type": "null"} for i in range(1201)}},
             "1201 properties that may be left",
         ),
-        ({"prefixItems": [{"type": "null"}] * 1001}, "1001 places in prefixItems"),
+        ({"prefixItems": [{"type": "null"}] * 1001}, "1001 schemas in prefixItems"),
         ({"anyOf": [{"type": "null"}] * 1001}, "1001 schemas in anyOf"),
         ({"const": [[0] * 5000] * 3}, "more than 10000"),
         ({"enum": [{"a": [0] * 20_000}]}, "more than 10000"),

@@ -232,7 +232,7 @@ def test_rows_of_tokens(tmp_path: Path) -> None:
 
 
 def test_shapes_of_other_drafts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="LlamaForCausalLM is no draft"):
+    with pytest.raises(ModelFileError, match="LlamaForCausalLM is not a draft"):
         shape_of({"architectures": ["LlamaForCausalLM"]}, tmp_path)
     with pytest.raises(ModelFileError, match="key 'num_hidden_layers' is missing"):
         shape_of({"architectures": ["DFlashDraftModel"]}, tmp_path)
@@ -288,7 +288,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         main([str(tmp_path), "-o", str(tmp_path / "out"), "--steps", "1"])
     assert stopped.value.code == 2 and "--resume goes on" in capsys.readouterr().err
     for option, value, message in (
-        ("--taps", "1,x", "'1,x' is no list of layers"),
+        ("--taps", "1,x", "'1,x' is not a list of layers"),
         ("--device", "foo", "'foo' is none of cpu, cuda, cuda:N"),
     ):
         with pytest.raises(SystemExit) as stopped:

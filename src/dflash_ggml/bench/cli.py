@@ -124,7 +124,7 @@ def check(args: argparse.Namespace) -> tuple[list[str], Size]:
         able = " and ".join(name for name, suite in SUITES.items() if suite.against)
         raise ConfigError(f"--against: other servers take part in {able} only; add one with --suite")
     if not 0 <= args.temp < math.inf:
-        raise ConfigError(f"--temp: {args.temp} is no number from 0")
+        raise ConfigError(f"--temp: {args.temp} is not a number from 0")
     for file in (args.json, args.markdown, args.html, args.svg):
         if file is None:
             continue

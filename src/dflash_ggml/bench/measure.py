@@ -120,7 +120,7 @@ def repeats(tokens: Sequence[int], period: int = 32, share: float = 0.5) -> bool
 
 
 def decode(slot: Slot, job: Job, should_stop: Callable[[], bool]) -> Run:
-    """Prefill a job's prompt into an emptied slot and decode. Raises Interrupted when `should_stop` says so."""
+    """Prefill a job's prompt into an emptied slot and decode. Raises Interrupted when `should_stop` returns True."""
     slot.reset()
     slot.forget()
     began = time.perf_counter()

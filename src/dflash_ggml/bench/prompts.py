@@ -137,7 +137,7 @@ def choose(names: Iterable[str], hub: Hub | None = None) -> list[Prompt]:
             found += read(Path(name))
         else:
             known = ", ".join(("all", *STYLES, *ON_HUB))
-            raise ConfigError(f"--prompts: {name} is no file and none of {known}")
+            raise ConfigError(f"--prompts: {name} is neither a file nor one of {known}")
     return found
 
 

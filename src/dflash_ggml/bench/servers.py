@@ -36,9 +36,9 @@ class Server:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise ConfigError(f"--against: {url} is no address; expected http://HOST:PORT") from None
+            raise ConfigError(f"--against: {url} is not an address; expected http://HOST:PORT") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--against: {url} is no address; expected http://HOST:PORT")
+            raise ConfigError(f"--against: {url} is not an address; expected http://HOST:PORT")
         if parts.username or parts.password:
             raise ConfigError("--against: leave the key out of the address; --against-key takes it")
         self.url, self._host, self._port = url, parts.hostname, port
@@ -188,7 +188,7 @@ class Server:
             except ValueError:
                 chunk = None
             if not isinstance(chunk, dict):
-                raise self._error(path, "a chunk of its stream is no JSON object")
+                raise self._error(path, "a chunk of its stream is not a JSON object")
             yield at, chunk
 
 

@@ -141,7 +141,7 @@ def memory_size(text: str) -> int | float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:(%)|([KMGT]?)(B?|iB))", text.strip(), re.IGNORECASE)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 23GiB, 24GB or 90%")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 23GiB, 24GB or 90%")
     number, percent, prefix, unit = float(found[1]), *found.groups()[1:]
     if percent and not 0 < number <= 100:
         raise argparse.ArgumentTypeError(f"{text!r} is outside 0%..100%")

@@ -95,7 +95,7 @@ def read_prompt(args: argparse.Namespace) -> str:
         ConfigError: There is none, more than one, or it is empty.
     """
     if args.stdin not in (None, "-"):
-        raise ConfigError(f"{args.stdin!r} is no option: give the prompt with --prompt")
+        raise ConfigError(f"{args.stdin!r} is not an option: give the prompt with --prompt")
     if sum(source is not None for source in (args.prompt, args.file, args.stdin)) > 1:
         raise ConfigError("give one prompt only: --prompt, -f or -")
     if args.prompt is not None:

@@ -83,4 +83,4 @@ def check_biases(params: SamplingParams, n_vocab: int) -> None:
     """
     for token in params.logit_bias:
         if token >= n_vocab:
-            raise ConfigError(f"-l/--logit-bias: {token} is no token of this model, it has {n_vocab}")
+            raise ConfigError(f"-l/--logit-bias: {token} is not a token of this model, it has {n_vocab}")

@@ -101,7 +101,7 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no list of layers such as 1,8,15") from None
+        raise ArgumentTypeError(f"{text!r} is not a list of layers such as 1,8,15") from None
 
 
 def _device(text: str) -> str:

@@ -30,7 +30,7 @@ from .sampling_params import SamplingParams
 KEPT = 48  # largest logits of a row: the default top-k of 40 and some to spare; a GPU's time rises with it
 # of sums in float64 over some hundred tokens: a bias of 100 is all of a sum, and a mask may take it out again
 _ROUNDING = 2.0**-40
-WATCHED = 128  # tokens whose logits a pass can be asked for: the default penalty window, a tree, some bias
+WATCHED = 128  # tokens whose logits can be requested of a pass: the default penalty window, a tree, some bias
 _NOTHING = np.empty(0, np.int64)
 
 Block = Callable[[int], NDArray[np.float32]]  # the logits of block i of the row, 512 or, of the last, less

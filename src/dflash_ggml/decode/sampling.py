@@ -1,7 +1,7 @@
 """The sampler: the next token from the target's logits.
 
 Order: processors, logit bias, penalties; then, by temperature, < 0: a draw from the plain softmax; = 0: the
-largest logit; > 0: mirostat if asked for, else top-k, typical, top-p, min-p, temperature, draw. These are the
+largest logit; > 0: mirostat if requested, else top-k, typical, top-p, min-p, temperature, draw. These are the
 semantics of llama-cpp-python's sampler chain, so that the same options give the same distribution.
 
 Seeds: a sampled token takes exactly one number from the generator and a greedy one none, and the draw inverts

@@ -127,7 +127,7 @@ def expand(root: int, candidates: Candidates | Merged, budget: int, chain_seed: 
 def grow(root: int, candidates: Candidates | Merged, budget: int, order: int) -> Tree:
     """`expand` and `spine`, in C.
 
-    Blocks are read in C; another draft is asked for the children of a node when C has come to it.
+    Blocks are expanded in C; of another draft, Python fetches the children of each node that C reaches.
 
     Args:
         root: The pending token.
@@ -175,7 +175,7 @@ def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) 
 
 
 def _ask(draft: Candidates, growth: Any) -> int:
-    """Grow with what a draft says when it is asked; the nodes, or -1 without memory."""
+    """Grow with the children that a draft returns for each node; the number of nodes, or -1 without memory."""
     if growth == NONE:
         return -1
     growth, cursors = ffi.gc(growth, lib.growth_free), [draft.root]

@@ -128,7 +128,7 @@ class Graph(Operations):
         for i in self.inputs.values():
             if key(i.tensor) == root:
                 return i
-        raise ValueError(f"'{ffi.string(t.name).decode()}' is no input: nothing can be derived from it")
+        raise ValueError(f"'{ffi.string(t.name).decode()}' is not an input: nothing can be derived from it")
 
     def output(self, t: Tensor, name: str = "") -> Tensor:
         """Add `t` to the graph as an output: its memory is kept until the graph has run; read it from `outputs[name]`."""

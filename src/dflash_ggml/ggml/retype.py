@@ -48,13 +48,13 @@ def retyped(s: Source, name: str, is_gathered: bool = False) -> Source:
     step = max(1, _AT_ONCE // width)
     lib.ggml_quantize_init(kind)
 
-    def turn(first: int) -> None:
+    def convert(first: int) -> None:
         part = np.ascontiguousarray(floats(data[first : first + step], s.type))
         into = ffi.from_buffer("char[]", out[first : first + step], require_writable=True)
         lib.ggml_quantize_chunk(kind, ffi.from_buffer("float[]", part), into, 0, len(part), width, ffi.NULL)
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(turn, range(0, rows, step)))
+        list(pool.map(convert, range(0, rows, step)))
     return Source(kind, s.shape, out.reshape(-1))
 
 

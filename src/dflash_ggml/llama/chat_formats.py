@@ -17,7 +17,7 @@ def formatted(
     """The prompt of a conversation, and the strings that end its answer.
 
     Raises:
-        ConfigError: `messages` is no list of messages.
+        ConfigError: `messages` is not a list of messages.
     """
     prompt = ChatTemplate(chat_format.template).render(plain_rows(messages))
     return ChatFormatterResponse(prompt, stop=list(chat_format.stop) or None)

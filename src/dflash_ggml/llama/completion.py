@@ -48,7 +48,7 @@ def completion_chunks(
     """The answer as chunks: text with finish_reason None, then an empty text with the reason, usage and timings.
 
     Args:
-        echo: Prompt text for a first chunk, which has the prompt's log-probabilities if they were asked for.
+        echo: Prompt text for a first chunk, which has the prompt's log-probabilities if requested.
     """
     usage: Usage | None = None
     prompt_entries: tuple[TokenLogprob, ...] = ()

@@ -43,7 +43,7 @@ class DistributionFinder:
         """Nothing is cached."""
 
     def find_distributions(self, context: Any = None) -> Iterator[metadata.Distribution]:
-        """The facade, if it is asked for by name or all are."""
+        """The facade, if its name or every distribution is requested."""
         name = getattr(context, "name", None)
         if name is None or re.sub(r"[-_.]+", "_", name).lower() == NAME:
             yield self._found

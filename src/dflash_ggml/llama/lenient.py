@@ -38,14 +38,14 @@ def sampling_in_range(options: Mapping[str, Any], n_vocab: int) -> dict[str, Any
     penalty = out.get("repeat_penalty")
     if isinstance(penalty, (int, float)) and penalty <= 0:
         out["repeat_penalty"] = 1.0
-        changed.append(f"repeat_penalty {penalty} is no penalty, none is applied")
+        changed.append(f"repeat_penalty {penalty} is not a penalty, none is applied")
     if out.get("mirostat_mode", 0) not in (0, 1, 2):
         changed.append(f"mirostat_mode {out['mirostat_mode']} is none of 0, 1, 2 and taken as 0")
         out["mirostat_mode"] = 0
     bias = {int(k): float(v) for k, v in (out.get("logit_bias") or {}).items()}
     unknown = sorted(token for token in bias if not 0 <= token < n_vocab)
     if unknown:
-        changed.append(f"logit_bias {unknown[0]} is no token id below {n_vocab} and left out")
+        changed.append(f"logit_bias {unknown[0]} is not a token id below {n_vocab} and left out")
     out["logit_bias"] = {token: value for token, value in bias.items() if 0 <= token < n_vocab}
     warn(changed)
     return out

@@ -152,7 +152,7 @@ class LlamaOptions:
         for name, number in (("type_k", self.type_k), ("type_v", self.type_v)):
             if number not in _CACHE_TYPES:
                 known = ", ".join(f"{n} ({t})" for n, t in _CACHE_TYPES.items() if n not in (None, _IQ4_NL))
-                raise ConfigError(f"{name}: {number!r} is no type of a K/V cache; take one of {known}")
+                raise ConfigError(f"{name}: {number!r} is not a type of a K/V cache; take one of {known}")
         return _CACHE_TYPES[self.type_k], _CACHE_TYPES[self.type_v]
 
     @property

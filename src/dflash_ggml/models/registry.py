@@ -52,7 +52,9 @@ def read_target(file: GGUFFile) -> Target:
     if target is None:
         known = ", ".join(repr(name) for name in TARGETS)
         what = next((f"; {what}" for part, what in _OTHERS if part in file.arch), "")
-        raise file.error(f"key 'general.architecture': {file.arch!r} is no target (expected {known}){what}")
+        raise file.error(
+            f"key 'general.architecture': {file.arch!r} is not a target (expected {known}){what}"
+        )
     if rotated := next((key for key in file.metadata if key.startswith(_ROTATED)), None):
         raise file.error(
             f"key {rotated!r}: weights in a rotated basis, as Bonsai 2 has them, are not supported"

@@ -167,5 +167,5 @@ def thinking(effort: str | None, param: str, notes: Notes) -> dict[str, Any]:
         return {} if effort is None else {"enable_thinking": False}
     known = effort in get_args(Effort)
     if not known and effort not in ("default", "auto"):
-        notes.weaken(param, f"{effort:.20} is no known effort; thinking has no budget")
+        notes.weaken(param, f"{effort:.20} is not a known effort; thinking has no budget")
     return {"enable_thinking": True, "reasoning_effort": effort if known else None}

@@ -73,7 +73,7 @@ def check_name(name: str) -> str:
         plain = host_of(plain) if re.fullmatch(r"(\[[^\]]*\]|[^:\[]*)(:\d+)?", plain) else ""
     if plain != "*" and not _is_name(plain.removeprefix("*.")):
         raise ConfigError(
-            f"--allowed-host: {name!r} is no name of a host; such as llm.home, *.example.org or *"
+            f"--allowed-host: {name!r} is not a host name; such as llm.home, *.example.org or *"
         )
     return plain
 

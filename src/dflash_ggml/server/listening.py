@@ -32,7 +32,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             continue
         if not bound:
             raise ConfigError(
-                f"--host: {host!r} is no address of this machine; 127.0.0.1 and 0.0.0.0 always are"
+                f"--host: {host!r} is not an address of this machine; 127.0.0.1 and 0.0.0.0 always are"
             )
         return bound
     raise ConfigError(f"--port: none was free on all addresses of {host!r}; give one, or --host one address")

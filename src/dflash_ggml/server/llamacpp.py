@@ -180,9 +180,11 @@ def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -
         elif isinstance(name, (int, str)) and not isinstance(name, bool):
             tokens = [int(name)]
         else:
-            raise bad_request(f"logit_bias: {name!r} is no token and no text", "logit_bias", "invalid_value")
+            raise bad_request(
+                f"logit_bias: {name!r} is neither a token nor text", "logit_bias", "invalid_value"
+            )
         if isinstance(value, str) or value is True:
-            raise bad_request(f"logit_bias: {value!r} is no bias", "logit_bias", "invalid_value")
+            raise bad_request(f"logit_bias: {value!r} is not a bias", "logit_bias", "invalid_value")
         if abs(value) > 1e38:  # integers may overflow a float
             raise bad_request(
                 f"logit_bias: {name!r:.40}: the bias is too large", "logit_bias", "invalid_value"

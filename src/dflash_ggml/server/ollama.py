@@ -103,7 +103,7 @@ def model_name(asked: str | None, settings: Settings) -> str:
 
 
 def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
-    """Validate a request to /api/chat; an answer at once where nothing is asked.
+    """Validate a request to /api/chat; an immediate answer to an empty request.
 
     Raises:
         ApiError: A field is wrong; it names it.
@@ -129,7 +129,7 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
 
 
 def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
-    """Validate a request to /api/generate; an answer at once where nothing is asked.
+    """Validate a request to /api/generate; an immediate answer to an empty request.
 
     Raises:
         ApiError: A field is wrong; it names it.
@@ -308,7 +308,7 @@ class GenerateLines(_Lines):
 
 
 def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
-    """Validate a request to /api/embed; an answer at once where nothing is asked.
+    """Validate a request to /api/embed; an immediate answer to an empty request.
 
     Raises:
         ApiError: A field is wrong; it names it.
@@ -333,7 +333,7 @@ def read_embed(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict
 
 
 def read_embeddings(data: dict[str, Any], settings: Settings) -> EmbeddingCall | dict[str, Any]:
-    """Validate a request to /api/embeddings; an answer at once where nothing is asked.
+    """Validate a request to /api/embeddings; an immediate answer to an empty request.
 
     Raises:
         ApiError: A field is wrong; it names it.

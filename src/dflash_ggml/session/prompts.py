@@ -217,7 +217,7 @@ class Prompts:
         tokenizer, prompt = self._tokenizer, request.prompt
         if request.prompt_keep is not None and request.prompt_logprobs:
             raise ConfigError(
-                "prompt_keep: leave it out, log-probabilities of the whole prompt are asked for"
+                "prompt_keep: leave it out, log-probabilities of the whole prompt are requested"
             )
         keep = self._keep(request)
         most = _sent(most, keep)
@@ -288,7 +288,7 @@ def _template_variables(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in ("messages", "tools", "self"):
             raise ConfigError(f"chat_template_kwargs.{name}: not a variable of its own; leave it out")
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"chat_template_kwargs: {name!r:.80} is no name that a template can use")
+            raise ConfigError(f"chat_template_kwargs: {name!r:.80} is not a name that a template can use")
         if name in ("add_generation_prompt", "continue_final_message") and not isinstance(value, bool):
             raise ConfigError(f"chat_template_kwargs.{name}: must be true or false")
     return dict(given)

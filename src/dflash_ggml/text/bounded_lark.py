@@ -18,8 +18,8 @@ def bounded_lark(text: str, options: Mapping[str, Any]) -> str:
     """A Lark grammar with each `%json {...}` in it replaced by its narrowed schema.
 
     Args:
-        text: The grammar. Text after a schema that is no JSON stays as it is: the compiler refuses it and names the place.
-        options: The grammar compiler's options (`x-guidance`) for every schema that brings none of its own.
+        text: The grammar. From a schema that is not JSON on it stays unchanged; the compiler reports the location.
+        options: The grammar compiler's options (`x-guidance`) for every schema without its own.
 
     Raises:
         ConfigError: As `bounded_schema` does.
@@ -29,7 +29,7 @@ def bounded_lark(text: str, options: Mapping[str, Any]) -> str:
         try:
             schema, end = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
-            break  # the compiler refuses it, with the place
+            break  # the compiler reports the location
         own = schema.get(_OPTIONS, options) if isinstance(schema, dict) else options
         made = bounded_schema(schema)
         if isinstance(made, bool):

@@ -23,7 +23,7 @@ WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the default bo
 FAR = 9223372036854774784  # the largest double below 2**63: the grammar compiler stores bounds in 64 bits
 FRACTION = 1e-8  # default step of numbers; the compiler supports none finer than 1e-10
 # Members of one object, list or union: the compiler's time is quadratic in them.
-MOST_OPTIONAL, MOST_REQUIRED, MOST_PLACES, MOST_BRANCHES = 1200, 5000, 1000, 1000
+MOST_OPTIONAL, MOST_REQUIRED, MOST_PREFIX_ITEMS, MOST_BRANCHES = 1200, 5000, 1000, 1000
 MOST_CHARS = 1 << 20
 MOST_ITEMS = 4096  # cap of `maxItems`: the compiler expands every item
 
@@ -109,7 +109,7 @@ class _Bounder:
                     self._size.check_pattern(name)
                 made[key] = {name: self._node(sub, None, depth + 1) for name, sub in value.items()}
             elif key in _LISTS and isinstance(value, list):
-                self._size.check_number(len(value), MOST_PLACES, f"places in {key}")
+                self._size.check_number(len(value), MOST_PREFIX_ITEMS, f"schemas in {key}")
                 made[key] = [self._node(sub, None, depth + 1) for sub in value]
             elif key == "additionalProperties":
                 anything = self._reader.bound(value) is True and not (alone and mode is None)

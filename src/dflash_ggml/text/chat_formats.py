@@ -65,6 +65,6 @@ def named_template(name: str) -> str:
     found = {key.replace("-", ""): form for key, form in FORMATS.items()}.get(name.replace("-", ""))
     if found is None:
         raise ConfigError(
-            f"{name!r} is no known chat format: give the template itself, or one of {', '.join(FORMATS)}"
+            f"{name!r} is not a known chat format: give the template itself, or one of {', '.join(FORMATS)}"
         )
     return found.template

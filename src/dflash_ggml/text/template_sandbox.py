@@ -26,7 +26,7 @@ SOURCE = 1 << 16  # characters of a template; compiling takes up to 30 µs per c
 OUTPUT = 1 << 24  # characters
 SLOW = 20_000  # characters for filters with slow searches
 
-_LOOP = "what a loop goes through"  # internal filter, with a name that is no identifier
+_LOOP = "what a loop goes through"  # internal filter, with a name that is not an identifier
 _DICT = frozenset(dir(dict))
 _FREE = frozenset(("length", "count", "default", "d", "first", "last", "safe", "attr"))  # external lookups
 # tests that scan a value, with Python's operators

@@ -102,7 +102,7 @@ class GGUFTarget(TargetModel):
                 )
         if int(key("rope.dimension_count", self.head_dim)) != self.head_dim or "rope_freqs.weight" in weights:
             raise ModelFileError(
-                f"{self.path}: its positions turn heads in part or stretched; give the transformers checkpoint instead"
+                f"{self.path}: partial or scaled rotary positions are not supported; give the transformers checkpoint instead"
             )
         self.sizes = TargetSizes(
             n_layers=int(key("block_count")),

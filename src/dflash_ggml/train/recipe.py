@@ -266,7 +266,7 @@ def shape_of(config: Mapping[str, Any], path: Path, target: TargetSizes | None =
     kinds = {name: kind for kind, name in _ARCHITECTURES.items()}
     arch = (config.get("architectures") or [""])[0]
     if arch not in kinds:
-        raise ModelFileError(f"{path}: {arch or 'no architecture'} is no draft to start from")
+        raise ModelFileError(f"{path}: {arch or 'no architecture'} is not a draft to start from")
     kind, drafting = kinds[arch], config.get("dflash_config") or config
     window = (config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
     is_declared = config.get("is_causal") is not None or drafting.get("causal") is not None

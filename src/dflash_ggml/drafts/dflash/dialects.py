@@ -53,7 +53,7 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
         "this is the vision part of a model (mmproj)" if file.arch == "clip" else "a target is named with -m"
     )
     raise file.error(
-        f"key 'general.architecture': {file.arch!r} is no draft (expected one of {known}); {what}"
+        f"key 'general.architecture': {file.arch!r} is not a draft (expected one of {known}); {what}"
     )
 
 

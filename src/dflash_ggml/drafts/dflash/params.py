@@ -128,7 +128,7 @@ def window_note(target_name: str, draft_name: str, title: str, p: DraftParams) -
     if ModelName.of(Path(draft_name).name, title).contradicts(ModelName(pair.family, pair.size)):
         return ""
     return (
-        f"{draft_name} tells of no attention window, but the draft of {pair.name} was trained with one of {pair.window}: "
+        f"{draft_name} states no attention window, but the draft of {pair.name} was trained with one of {pair.window}: "
         f"long texts lose acceptance; --draft-window {pair.window} sets it (draft_window= in Python), 0 silences this"
     )
 
