@@ -126,6 +126,21 @@ def test_steps_that_wait_for_the_next_try_choose_nothing(monkeypatch):
     assert 0 < tries < 60 and looked <= 2 * tries + 2
 
 
+def test_a_drafted_step_that_lost_is_reconsidered_at_once(monkeypatch):
+    """Otherwise a CPU drafts on for up to 16 steps, by the forecasts of other sequences."""
+    looked, look = set(), Policy._look
+
+    def noted(self: Policy, *args: object) -> None:
+        looked.add(self._now)
+        look(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Policy, "_look", noted)
+    run = decode(auto(CPU), replace(CPU, noise=0.0), [SyntheticSequence(0.7, 1)], 400)
+    steps = zip(run.blocks[:-1], run.ms, run.emitted)
+    lost = [i for i, (block, ms, n) in enumerate(steps, 1) if block and ms > 1.01 * n * CPU.plain]
+    assert len(lost) > 20 and all(i + 1 in looked for i in lost)
+
+
 def test_a_draft_that_promises_too_much_is_found_out_soon():
     """What steps gave counts like what was expected of them: ten drafted steps of the first sixty, not fifteen."""
     runs = [decode(auto(CPU), CPU, [SyntheticSequence(0.3, seed, off=3.0)], 80) for seed in range(8)]

@@ -117,6 +117,7 @@ class _Step:
         free: Sequences with mode `auto`.
         fixed: Drafts of fixed modes.
         block, drafting: Columns of each draft, and number of drafting sequences.
+        lost: Whether drafting was slower than plain decoding.
         plain, after: Milliseconds of a plain step, and its additional time after this one.
         grown: Draft trees for the forecasts.
     """
@@ -130,6 +131,7 @@ class _Step:
     block: int = 0
     drafting: int = 0
     trying: frozenset[int] = frozenset()
+    lost: bool = False
     plain: float = 0.0
     after: float = 0.0
     table: Table | None = None
@@ -470,7 +472,9 @@ class Policy:
             self._built.add(shape)
             ms = min(ms, expected if is_first else DISTURBED * expected)
             ledger = self.draft_ledger if step.drafting else self.lookup_ledger
-            ledger.speculative(ms, tokens * step.plain / n, step.plain)
+            tokens_ms = tokens * step.plain / n
+            ledger.speculative(ms, tokens_ms, step.plain)
+            step.lost = step.drafting > 0 and ms > tokens_ms
         self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
         for notes, tree in zip(step.notes, result.trees):
             notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
@@ -531,7 +535,7 @@ class Policy:
                 offered[0] = True
                 probability, depths = probability[offered], depths[offered]
             step.notes[i].forecast.learn(probability, depths, (step.plans[i].depth or self.depth) + 1)
-        if step.trying:  # act on a trial's result at once
+        if step.trying or step.lost:  # act on either at once
             self._looked_at = -REFRESH
         self._has_news = self._has_news or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
