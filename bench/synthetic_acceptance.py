@@ -128,7 +128,7 @@ def report(engine: Solo, n: int, context: int, lengths: list[float], n_sources: 
         print(section.notes[-1], flush=True)
         auto[f"length {name}"] = [text for text in found if text.setting == "auto"]
         runs += found
-    section.texts, section.details = runs, chosen_widths(auto)
+    section.runs, section.details = runs, chosen_widths(auto)
     return section
 
 
