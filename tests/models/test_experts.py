@@ -139,7 +139,7 @@ def test_a_column_does_not_depend_on_the_width(device: Device) -> None:
 
 @pytest.mark.parametrize("name", ["ffn_gate_inp.weight", "exp_probs_b.bias"])
 def test_a_router_that_is_partly_nan_picks_something(device: Device, name: str) -> None:
-    """What comes out is no number, and nothing else happens: a sort of such a row may leave it."""
+    """The output is non-finite, and nothing else happens: a sort of such logits may leave its bounds."""
     experts = replace(LAGUNA, n_experts=200)
     w = arrays(experts)
     w[f"blk.0.{name}"][::3] = np.nan

@@ -141,7 +141,7 @@ def test_variables_of_a_template_are_not_the_requests_own(session: Session) -> N
         ({"messages": []}, r"^chat_template_kwargs\.messages: "),
         ({"tools": []}, r"^chat_template_kwargs\.tools: "),
         ({"self": 1}, r"^chat_template_kwargs\.self: "),
-        ({"a b": 1}, r"^chat_template_kwargs: 'a b' is no name"),
+        ({"a b": 1}, r"^chat_template_kwargs: 'a b' is not a name"),
         (
             {"continue_final_message": 1},
             r"^chat_template_kwargs\.continue_final_message: must be true or false",
