@@ -106,20 +106,6 @@ def test_the_tree_holds_the_most_probable_paths_of_both(seed, depths, matches, b
                     assert (*path, token) in inside or tree.log_probs[node] + np.log(p) <= least + 1e-4
 
 
-@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 25))
-def test_gains_of_lookup_alone_equal_those_of_its_tree(seed, matches, budget):
-    lookup, rates = lookup_of(np.random.default_rng(seed), matches, 6), LookupRates()
-    tree = expand(7, Merged(None, lookup, rates), budget)
-    gains = native_lookup.gains(lookup, rates, budget)
-    assert gains == pytest.approx(np.cumsum(np.exp(tree.log_probs)).tolist(), abs=1e-3)
-
-
-def test_gains_of_budgets_of_any_size():
-    lookup, rates = candidates([[1, 2], [1, 3]], [3, 4], 2), LookupRates()
-    assert native_lookup.gains(lookup, rates, 10**12) == native_lookup.gains(lookup, rates, 4)
-    assert native_lookup.gains(lookup, rates, 0) == [1.0]
-
-
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4))
 def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, matches):
     rng = np.random.default_rng(seed)

@@ -208,13 +208,11 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
     assert found.rests[: tree.n_nodes].tolist() == rests[:-1]
 
 
-@given(seeds, st.integers(1, 6), st.integers(1, 20), st.integers(0, 60))
-def test_votes_and_gains(seed: int, matches: int, depth: int, budget: int) -> None:
+@given(seeds, st.integers(1, 6), st.integers(1, 20))
+def test_votes(seed: int, matches: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
     windows = matches_of(rng, matches, depth)
     looked_up, expected = native_lookup.candidates(*windows), voting.LookupCandidates(*windows)
-    rates, rates_in_python = rates_of(rng)
-    assert native_lookup.gains(looked_up, rates, budget) == expected.gains(rates_in_python.of, budget)
     open_ = [(looked_up.root, expected.root)]
     while open_:
         cursor, cursor_in_python = open_.pop()

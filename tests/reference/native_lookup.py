@@ -1,4 +1,4 @@
-"""Prompt lookup's candidates from lists, and its rates, votes and gains as the native code has them."""
+"""Prompt lookup's candidates from lists, and its rates and votes as the native code has them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ def votes(found: LookupCandidates, cursor: Cursor) -> list[tuple[int, int, Curso
     made = ffi.new("struct vote[]", max(found.native.n_matches, 1))
     n = lib.lookup_votes(found.native, depth, matches, made)
     return [(vote.token, vote.cell, (depth + 1, vote.matches)) for vote in made[0:n]]
-
-
-def gains(found: LookupCandidates, rates: LookupRates, budget: int) -> list[float]:
-    """Expected tokens of a step by the number of nodes of a tree of prompt lookup alone, 1 for none, up to `budget`."""
-    budget = min(budget, found.native.n_matches * found.depth)  # which a tree of prompt lookup cannot exceed
-    made = ffi.new("double[]", budget + 1)
-    n = lib.lookup_gains(found.native, rates.native, budget, made)
-    assert n > 0
-    return ffi.unpack(made, n)
 
 
 def candidates(windows: Sequence[Sequence[int]], lengths: Sequence[int], depth: int) -> LookupCandidates:

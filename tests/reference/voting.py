@@ -6,7 +6,6 @@ import math
 from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from math import exp
 
 from dflash_ggml.decode.accept import Accepted
@@ -157,24 +156,6 @@ class LookupCandidates:
         if depth < until:
             return [(window[depth], _BUCKET[length + depth] * _PER_LENGTH + vote, (depth + 1, matches))]
         return self._parted(depth, matches)
-
-    def gains(self, rates: Mapping[int, float], budget: int) -> list[float]:
-        """Expected tokens of a step by the nodes of a tree of prompt lookup alone, 1 for none, up to `budget`: what growing it
-        would give, for a part of the time."""
-        kept: list[float] = []
-        open_ = [(self.root, 1.0)]
-        while open_:
-            cursor, path = open_.pop()
-            votes = self.votes(cursor)
-            if len(votes) > 1:
-                path /= max(in_order([rates[cell] for _, cell, _ in votes]) / MOST, 1.0)
-            for _, cell, follow in votes:
-                p = path * rates[cell]
-                kept.append(p)
-                if p > LEAST:
-                    open_.append((follow, p))
-        kept.sort(reverse=True)
-        return list(accumulate(kept[:budget], initial=1.0))
 
     def _agree(self, matches: tuple[int, ...]) -> tuple[int, Sequence[int], int, int]:
         """See `_agreed`."""

@@ -1,6 +1,5 @@
-#include <math.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 #include "lookup_rates.h"
 #include "lookup.h"
@@ -45,51 +44,4 @@ int lookup_votes(const struct lookup *lookup, int depth, uint64_t matches, struc
         votes[i].cell = lookup_cell(longest[i] + depth, vote);
     }
     return n;
-}
-
-struct path {
-    double likelihood;
-    uint64_t matches;
-    int depth;
-};
-
-static int falling(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x < y) - (x > y);
-}
-
-int lookup_gains(const struct lookup *lookup, const struct lookup_rates *rates, int budget, double *gains) {
-    struct vote votes[MOST_MATCHES];
-    size_t most = 1; // no more nodes than tokens
-    for (int match = 0; match < lookup->n_matches; match++) most += lookup->ends[match];
-    double *kept = malloc(most * sizeof(double));
-    struct path *open = malloc(most * sizeof(struct path));
-    if (!kept || !open) {
-        free(kept);
-        free(open);
-        return -1;
-    }
-    size_t n = 0, waiting = 1;
-    open[0] = (struct path){1.0, ~(uint64_t)0, 0};
-    while (waiting) {
-        struct path path = open[--waiting];
-        int found = lookup_votes(lookup, path.depth, path.matches, votes);
-        if (found > 1) {
-            double total = 0;
-            for (int i = 0; i < found; i++) total += lookup_rate(rates, votes[i].cell);
-            path.likelihood /= fmax(total / lookup_most, 1.0);
-        }
-        for (int i = 0; i < found; i++) {
-            double p = path.likelihood * lookup_rate(rates, votes[i].cell);
-            kept[n++] = p;
-            if (p > lookup_least) open[waiting++] = (struct path){p, votes[i].matches, path.depth + 1};
-        }
-    }
-    qsort(kept, n, sizeof(double), falling);
-    gains[0] = 1.0;
-    if (n > (size_t)budget) n = budget;
-    for (size_t i = 0; i < n; i++) gains[i + 1] = gains[i] + kept[i];
-    free(kept);
-    free(open);
-    return (int)n + 1;
 }

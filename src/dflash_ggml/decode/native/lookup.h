@@ -20,7 +20,3 @@ struct vote {
 // The tokens that followed these matches after `depth` common ones, each token once. Returns their number, at most
 // n_matches.
 int lookup_votes(const struct lookup *lookup, int depth, uint64_t matches, struct vote *votes);
-
-// Expected tokens of a step by the number of nodes of a tree of prompt lookup alone, 1 for none, into gains [budget + 1].
-// Returns how many, or -1 without memory.
-int lookup_gains(const struct lookup *lookup, const struct lookup_rates *rates, int budget, double *gains);
