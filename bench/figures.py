@@ -345,7 +345,8 @@ QUESTIONS = (
     Question(
         "What does a pass take, beside llama.cpp?",
         f"{RANDOM} Q4_K_M mix, 2,048 tokens before; whole calls in milliseconds, the better of two rounds."
-        " `prompt` is 4,096 tokens. smol: SmolLM2-135M, real weights, Q4_1; H100 one round, 1,024 tokens before, prompt 2,048; two cores 256 and 512.",
+        " `prompt` is 4,096 tokens."
+        " smol: SmolLM2-135M, real weights, Q4_1; H100 one round, 1,024 tokens before, prompt 2,048; two cores 256 and 512.",
         ("plain", *VERIFY[:5], "prompt"),
         (
             "beside-llama-h100-27b",
