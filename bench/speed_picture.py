@@ -1,6 +1,6 @@
 """Generator of the README's speed plot, from a result file of step_time.py.
 
-    python bench/speed_picture.py bench/results/step-h100-27b-again.json docs/speed.svg
+    python bench/speed_picture.py bench/results/history/step-h100-27b-again.json docs/speed.svg
 
 It shows passes of a file with RANDOM WEIGHTS, and the plot is labelled so.
 """

@@ -296,7 +296,7 @@ def test_what_a_pass_is_asked_for() -> None:
     assert negative is not None and negative.ids.tolist() == [3, 9, 40], "top-k plays no part below 0"
     best = watched({"temperature": 0.0, "repeat_penalty": 1.1})
     assert best is not None and len(best.ids) == 0
-    assert watched({"temperature": 0.0}) is None, "greedy: nobody needs a row"
+    assert watched({"temperature": 0.0}) is None, "greedy: no row is needed"
     assert watched({"mirostat_mode": 2}) is None
     assert watched({}, [lambda ids, scores: scores]) is None
     assert watched({}, [Forbid(3)]) is not None

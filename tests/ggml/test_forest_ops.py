@@ -39,7 +39,7 @@ class Forest:
         return [(i, slot, slice(a, a + n), self.parents[a : a + n]) for i, slot, a, n in there]
 
     @property
-    def nobodys(self) -> Array:
+    def unowned(self) -> Array:
         """Columns of no tree."""
         free = np.ones(len(self.parents), bool)
         for _, _, columns, _ in self.trees:
@@ -211,7 +211,7 @@ def test_a_forest_is_its_trees(graph: MakeGraph, widths: list[int], spare: int) 
         np.testing.assert_array_equal(conv[columns], conv_alone)
         if graph is OpGraph:
             np.testing.assert_array_equal(rows[columns], rows_alone)
-    assert not conv[forest.nobodys].any() and not rows[forest.nobodys].any()
+    assert not conv[forest.unowned].any() and not rows[forest.unowned].any()
 
 
 def test_slots_of_no_tree_are_not_read(graph: MakeGraph) -> None:
@@ -380,7 +380,7 @@ def test_attention_does_not_need_the_rows_of_others(
             if with_spans:
                 lib.ggml_flash_attn_ext_add_seqs(out, g.tensor(forest.seqs), g.tensor(spans))
             found.append(g.run(out)[0][0])
-    plain, spanned = (np.delete(a, forest.nobodys, axis=0) for a in found)
+    plain, spanned = (np.delete(a, forest.unowned, axis=0) for a in found)
     if graph is OpGraph:
         np.testing.assert_array_equal(spanned, plain)
     assert_close(spanned, plain, 2e-3)

@@ -32,7 +32,7 @@ class NamedModel:
 
     Attributes:
         repo, file: Its location on the hub.
-        parts: Packages that contain it in pieces, in order: `name==version`, and the path in the wheel.
+        parts: Packages that contain it in pieces, in order: `name==version`, and the path inside each package.
         draft: The draft included in dflash-ggml, if there is one.
     """
 

@@ -85,7 +85,7 @@ class EngineProcess:
                     case Close():
                         self._closing.set()
         except (EOFError, OSError):
-            os._exit(1)  # the server is gone: nobody to report to
+            os._exit(1)  # the server has exited: no peer is left to report to
         except BaseException:  # noqa: BLE001 - the exit code is reported
             traceback.print_exc()
             os._exit(1)

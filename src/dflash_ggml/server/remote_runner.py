@@ -144,7 +144,7 @@ class Channel:
             while True:
                 answer = self._pipe.receive(Answer)
                 waiting = self._waiting.get(answer.id)
-                if waiting is not None:  # nobody waits for a cancelled call
+                if waiting is not None:  # a cancelled call has no waiter
                     waiting.put(answer)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS if self._is_closing else GONE_SECONDS)

@@ -30,7 +30,7 @@ T = TypeVar("T")
 Events = Generator[Any, None, None]
 
 SHARED = 64  # shared prompt tokens worth waiting for while another prompt prefills them
-POLL_S = 0.5  # seconds between checks, since a thread that ends notifies nobody
+POLL_S = 0.5  # seconds between checks, since the end of a thread is not signalled
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 CUDA = "cu13"  # folder of the package dflash-ggml-cu13: takes precedence
-# best first: folder in the wheel, required CPU flags (names of /proc/cpuinfo), and ggml's options beyond AVX2
+# best first: folder in the package, required CPU flags (names of /proc/cpuinfo), and ggml's options beyond AVX2
 VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "amx": (
         frozenset(
