@@ -1,6 +1,6 @@
 // What llama.cpp's passes take on one file: a prompt in ubatches of several sizes, then passes of few columns behind half of it.
 //
-//     PROGRAM MODEL GPU_LAYERS PROMPT REPEAT [THREADS [NO_REPACK]]
+//     PROGRAM MODEL GPU_LAYERS PROMPT REPEAT [THREADS [REPACK [none|layer|tensor]]]
 
 #include "llama.h"
 
@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 static double now_ms() {
@@ -44,7 +45,9 @@ int main(int argc, char ** argv) {
     llama_backend_init();
     llama_model_params how = llama_model_default_params();
     how.n_gpu_layers = atoi(argv[2]);
-    how.use_extra_bufts = argc < 7;
+    how.use_extra_bufts = argc < 7 || atoi(argv[6]) != 0;
+    const std::string split = argc > 7 ? argv[7] : "none";
+    how.split_mode = split == "layer" ? LLAMA_SPLIT_MODE_LAYER : split == "tensor" ? LLAMA_SPLIT_MODE_TENSOR : LLAMA_SPLIT_MODE_NONE;
     llama_model * model = llama_model_load_from_file(argv[1], how);
     if (model == nullptr) {
         return 1;

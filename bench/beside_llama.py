@@ -6,7 +6,7 @@
 shared libraries from `--libs`. Its passes are consecutive tokens of one sequence with the logits of each, ours trees of as many
 nodes with the target's choice for each: what either needs to verify a draft. Both times are of whole calls, with inputs,
 launches and read-back. Each side has the device to itself, `--rounds` times; the smallest median of each is compared. Prompts:
-llama.cpp's best ubatch of 512, 2048 and 4096. Random weights (see shapes.py) are valid for timing only.
+llama.cpp's best ubatch of 512, 2048 and 4096. With -sm both split the model so. Random weights (see shapes.py) are valid for timing only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import Solo, add_engine_options, header, save
+from common import Solo, add_engine_options, header, memory_options, save
 from step_time import call_ms, random_tree
 
 from dflash_ggml.bench.facts import gpu_facts
@@ -104,11 +104,10 @@ def main() -> None:
         n_threads=a.threads,
         n_gpu_layers=a.gpu_layers,
         parallel=1,
+        **memory_options(a),
     )
-    options = [
-        str(n) for n in (999 if a.gpu_layers < 0 else a.gpu_layers, a.prompt, a.repeat, a.threads or 0)
-    ]
-    options += ["-"] * a.no_repack
+    layers, split = 999 if a.gpu_layers < 0 else a.gpu_layers, a.split_mode or "none"
+    options = list(map(str, (layers, a.prompt, a.repeat, a.threads or 0, int(not a.no_repack), split)))
     found: dict[str, list[Times]] = {"ours": [], "llama.cpp": []}
     with tempfile.TemporaryDirectory() as folder:
         driver = a.driver or Path(folder) / "beside_llama"
