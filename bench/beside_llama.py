@@ -6,7 +6,8 @@
 shared libraries from `--libs`. Its passes are consecutive tokens of one sequence with the logits of each, ours trees of as many
 nodes with the target's choice for each: what either needs to verify a draft. Both times are of whole calls, with inputs,
 launches and read-back. Each side has the device to itself, `--rounds` times; the smallest median of each is compared. Prompts:
-llama.cpp's best ubatch of 512, 2048 and 4096. With -sm both split the model so. Random weights (see shapes.py) are valid for timing only.
+llama.cpp's best ubatch of 512, 2048 and 4096. With -sm both split the model so. Random weights (see shapes.py) are valid for
+timing only.
 """
 
 from __future__ import annotations
