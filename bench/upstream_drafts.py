@@ -106,9 +106,11 @@ def ours(engine: Solo, ids: list[int], start: int) -> list[tuple[list[int], Rows
 
 def gap(rows: Rows, mine: list[int], other: list[int]) -> tuple[int, float]:
     """Where two chains part, and by how much ours is the likelier there; infinite for a token that is no candidate."""
-    cursor: Any = rows.root
+    from reference.cursors import children_of, root_of
+
+    cursor = root_of(rows)
     for depth, (a, b) in enumerate(zip(mine, other)):
-        tokens, scores, cursors = rows.expand(cursor)
+        tokens, scores, cursors = children_of(rows, cursor)
         if a != b:
             return depth, float(scores[0] - scores[list(tokens).index(b)]) if b in tokens else float("inf")
         cursor = cursors[0]

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates, Merged
 from dflash_ggml.decode.merged import DRAFT, LOOKUP, observe
 from dflash_ggml.decode.tree import Tree, expand, spine
 from reference import native_lookup
 from reference.native_lookup import all_rates, candidates, learn, lengths_of, windows_of
-from reference.trie import Trie
 
 
 def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12) -> Rows:
@@ -128,12 +127,11 @@ def test_a_token_of_both_is_one_node_with_both_cursors():
 
 
 def test_any_candidates_can_be_merged():
-    """Rows with pair scores and tries go through their cursors; without votes below they are as they were alone."""
+    """Rows with pair scores and several drafts; without votes below they are as they were alone."""
     rng = np.random.default_rng(3)
     rows = rows_of(rng, 3, 3)
     paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
-    trie = Trie({0: {4: (-0.5, 1), 5: (-1.5, 2)}, 1: {6: (-0.1, 3)}}, 0)
-    for draft in (paired, trie):
+    for draft in (paired, Several([rows, paired])):
         tree = expand(1, Merged(draft, candidates([[99]], [2], 4), LookupRates()), 50)
         alone = expand(1, draft, 50)
         paths = {tokens_of(tree, n) for n in range(1, tree.width)}
@@ -164,8 +162,8 @@ def cells() -> tuple[int, int]:
     """Of a single match, of 2 tokens and of 20."""
     weak, strong = candidates([[1]], [2], 1), candidates([[1]], [20], 1)
     ((_, low, _),), ((_, high, _),) = (
-        native_lookup.votes(weak, weak.root),
-        native_lookup.votes(strong, strong.root),
+        native_lookup.votes(weak, native_lookup.root_of(weak)),
+        native_lookup.votes(strong, native_lookup.root_of(strong)),
     )
     return low, high
 

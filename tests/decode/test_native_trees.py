@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.candidates import Candidates, Children, Rows, Several
+from dflash_ggml.decode.candidates import Candidates, Rows, Several
 from dflash_ggml.decode.lookup import LookupCandidates, LookupRates, Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
 from reference import merging, native_lookup, voting
@@ -20,26 +20,6 @@ from reference.trees import Pairs, grown, grown_of_rows, spine_of
 from reference.trees import observers as observers_in_python
 
 seeds = st.integers(0, 2**32)
-
-
-class Asked:
-    """Candidates that C could walk, but does not know as such."""
-
-    def __init__(self, rows: Rows | Several) -> None:
-        self.root, self.expand = rows.root, rows.expand
-
-
-class Possible(Asked):
-    """The same without what has no probability."""
-
-    def __init__(self, rows: Rows) -> None:
-        super().__init__(rows)
-        self.rows, self.expand = rows, self.possible
-
-    def possible(self, cursor: tuple[int, int]) -> Children:
-        tokens, log_probs, below = self.rows.expand(cursor)
-        n = sum(score > -np.inf for score in log_probs)
-        return tokens[:n], log_probs[:n], below[:n]
 
 
 def rows_of(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
@@ -110,9 +90,8 @@ def test_plain_rows(seed: int, depths: int, ranks: int, budget: int, chain_seed:
     rows = rows_of(np.random.default_rng(seed), depths, ranks)
     lists = rows.ids.tolist(), rows.log_probs.tolist()
     expected = grown_of_rows(7, *lists, budget, chain_seed)
-    for candidates in (rows, Asked(rows)):
-        assert_equal(expand(7, candidates, budget, chain_seed), expected)
-        assert_equal(grown(7, candidates, budget, chain_seed), expected)
+    assert_equal(expand(7, rows, budget, chain_seed), expected)
+    assert_equal(grown(7, rows, budget, chain_seed), expected)
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 9), st.integers(0, 60), st.booleans())
@@ -122,7 +101,6 @@ def test_rows_with_pairs(seed: int, depths: int, ranks: int, budget: int, chain_
     rows = paired(np.random.default_rng(seed), depths, ranks)
     tree = expand(7, rows, budget, chain_seed)
     assert_equal(tree, grown(7, rows, budget, chain_seed))
-    assert_equal(tree, expand(7, Asked(rows), budget, chain_seed))
     by_numpy = grown(7, Pairs(rows), budget, chain_seed)
     tree = expand(7, rows, budget, chain_seed)
     np.testing.assert_allclose(tree.log_probs, by_numpy.log_probs, atol=1e-5)
@@ -131,10 +109,8 @@ def test_rows_with_pairs(seed: int, depths: int, ranks: int, budget: int, chain_
 @given(seeds, st.integers(1, 6), st.integers(1, 9), st.integers(0, 60), st.booleans())
 def test_several_blocks(seed: int, depths: int, ranks: int, budget: int, chain_seed: bool) -> None:
     blocks = several(np.random.default_rng(seed), depths, ranks)
-    assert blocks.native is not None
     tree = expand(7, blocks, budget, chain_seed)
     assert_equal(tree, grown(7, blocks, budget, chain_seed))
-    assert_equal(tree, expand(7, Asked(blocks), budget, chain_seed))
     assert_equal(spine(7, blocks, budget), spine_of(7, blocks, budget))
 
 
@@ -143,13 +119,12 @@ def test_chains(seed: int, depths: int, ranks: int, length: int) -> None:
     rng = np.random.default_rng(seed)
     for rows in (rows_of(rng, depths, ranks), paired(rng, depths, ranks)):
         possible = Rows(rows.ids, np.maximum(rows.log_probs, -50), rows.pairs)
-        for candidates in (possible, Asked(possible)):
-            assert_equal(spine(7, candidates, length), spine_of(7, candidates, length))
+        assert_equal(spine(7, possible, length), spine_of(7, possible, length))
 
 
 def test_a_chain_ends_where_nothing_is_possible() -> None:
     rows = Rows([[1, 2], [3, 4]], [[-1, -2], [-np.inf, -np.inf]])
-    assert spine(0, rows, 5).tokens.tolist() == spine(0, Asked(rows), 5).tokens.tolist() == [0, 1]
+    assert spine(0, rows, 5).tokens.tolist() == [0, 1]
 
 
 def test_a_tree_can_be_copied_and_written() -> None:
@@ -177,7 +152,7 @@ def test_rows_that_are_views_of_a_wider_block() -> None:
 
 @given(
     seeds,
-    st.sampled_from(["none", "plain", "pairs", "asked", "several"]),
+    st.sampled_from(["none", "plain", "pairs", "several"]),
     st.integers(1, 6),
     st.integers(1, 6),
     st.integers(0, 60),
@@ -187,7 +162,6 @@ def test_merged_trees(seed: int, kind: str, depths: int, matches: int, budget: i
     rng = np.random.default_rng(seed)
     drafts: dict[str, Candidates | None] = {"none": None, "plain": rows_of(rng, depths, 5)}
     drafts["pairs"] = paired(rng, depths, 5)
-    drafts["asked"] = Possible(drafts["plain"])  # type: ignore[arg-type]
     drafts["several"] = several(rng, depths, 5)
     draft = drafts[kind]
     windows = matches_of(rng, matches, int(rng.integers(1, 20)))
@@ -213,7 +187,7 @@ def test_votes(seed: int, matches: int, depth: int) -> None:
     rng = np.random.default_rng(seed)
     windows = matches_of(rng, matches, depth)
     looked_up, expected = native_lookup.candidates(*windows), voting.LookupCandidates(*windows)
-    open_ = [(looked_up.root, expected.root)]
+    open_ = [(native_lookup.root_of(looked_up), expected.root)]
     while open_:
         cursor, cursor_in_python = open_.pop()
         votes = native_lookup.votes(looked_up, cursor), expected.votes(cursor_in_python)
@@ -250,27 +224,6 @@ def test_a_width_that_is_too_narrow_is_refused() -> None:
         observers([-1, 0, 1], 2)
 
 
-class Uneven:
-    """Candidates with more tokens than probabilities."""
-
-    root = 0
-
-    def expand(self, cursor: int) -> tuple[list[int], list[float], list[int]]:
-        return [1, 2], [-1.0], [0, 0]
-
-
-def test_candidates_of_inconsistent_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 tokens, 1 log"):
-        expand(0, Uneven(), 4)
-
-
-def test_odd_numbers_of_a_source_end_the_tree() -> None:
-    """A source that breaks its word gives a smaller tree, and nothing worse."""
-
-    class Odd(Uneven):
-        def expand(self, cursor: int) -> tuple[list[int], list[float], list[int]]:
-            return [1, 2, 3], [-0.5, float("nan"), -1.0], [0, 0, 0]
-
-    assert expand(0, Odd(), 4).tokens.tolist() == [0, 1, 1, 1, 1]
+def test_odd_numbers_end_the_tree() -> None:
     infinite = Rows([[1, 2]], [[-1, -2]], np.full((1, 2, 2), np.inf))
     assert grow(0, infinite, 4, 0).n_nodes == 0

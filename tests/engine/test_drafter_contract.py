@@ -1,5 +1,4 @@
-"""Tests of the Drafter contract with a draft unlike any that exists: no model, no features, long paths, several sources in a
-trie."""
+"""Tests of the Drafter contract with a draft unlike any that exists: no model, no features, long paths."""
 
 from __future__ import annotations
 
@@ -7,10 +6,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
 from reference.engine_kit import AnyPlan, Solo
-from reference.trie import Trie
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -28,14 +27,11 @@ class Oracle(Drafter):
     def _one(self, sequence):
         at = len(sequence.tokens) - len(PROMPT) + 1
         right = self.text[at : at + int(self.rng.integers(0, self.depth + 1))]
-        children: dict = {}
-        for i, token in enumerate(right):
-            wrong = (token + 1 + int(self.rng.integers(50))) % 60
-            if self.rng.random() < 0.1:
-                token, wrong = wrong, token
-            children[i] = {token: (-0.1, i + 1), wrong: (-2.4, ("off", i))}
-            children["off", i] = {7: (-0.5, ("end", i))}
-        return Trie(children, 0)
+        wrong = (np.array(right, int) + 1 + self.rng.integers(50, size=len(right))) % 60
+        both = np.stack((right, wrong), axis=1)
+        swapped = self.rng.random(len(right)) < 0.1
+        both[swapped] = both[swapped, ::-1]
+        return Rows(both, np.tile([-0.1, -2.4], (len(right), 1)))
 
     def take_in(self, sequences):
         raise AssertionError("nothing waits for a draft without features")

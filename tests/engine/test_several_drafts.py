@@ -18,7 +18,6 @@ from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
 from dflash_ggml.errors import ConfigError
 from reference import toys
 from reference.engine_kit import Solo, fresh, generate
-from reference.trie import Trie
 
 
 @pytest.fixture(scope="module", params=[(0, 2), (1, 3)], ids=["apart", "a layer of both"])
@@ -96,18 +95,21 @@ def test_the_plan_knows_what_both_take(engine: Solo, files: tuple[Path, Path]) -
 
 
 def test_one_node_for_a_token_of_both() -> None:
-    a = Trie({0: {5: (np.log(0.6), 1), 6: (np.log(0.2), 2)}, 1: {8: (np.log(0.5), 3)}}, 0)
-    b = Trie({0: {5: (np.log(0.4), 1), 7: (np.log(0.5), 2)}}, 0)
-    both = Several([a, b])
-    tokens, log_probs, cursors = both.expand(both.root)
-    assert tokens == [5, 7, 6] and cursors == [(1, 1), (None, 2), (2, None)]
-    np.testing.assert_allclose([exp(p) for p in log_probs], [0.5, 0.25, 0.1])
-    # only the first has a child there, and its distribution is all there is
-    tokens, log_probs, cursors = both.expand((1, 1))
-    assert tokens == [8] and cursors == [(3, None)] and exp(log_probs[0]) == pytest.approx(0.5)
-    assert both.expand((None, 2)) == ([], [], [])
-    tree = expand(0, both, 10)
-    assert tree.n_nodes == 4 and tree.tokens[1:].tolist() == [5, 7, 8, 6]
+    a = Rows([[5, 6], [8, 9]], np.log([[0.6, 0.2], [0.5, 0.3]]))
+    b = Rows([[7, 5]], np.log([[0.5, 0.4]]))
+    tree = expand(0, Several([a, b]), 10)
+    assert tree.n_nodes == 7
+    found = {}
+    for node in range(1, tree.width):
+        parent = int(tree.parents[node])
+        found[int(tree.tokens[parent]), int(tree.tokens[node])] = exp(
+            tree.log_probs[node] - tree.log_probs[parent]
+        )
+    # below the first token only one draft goes on, and its distribution is all there is
+    expected = {(0, 5): 0.5, (0, 7): 0.25, (0, 6): 0.1} | {
+        (p, t): q for p in (5, 6) for t, q in ((8, 0.5), (9, 0.3))
+    }
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_taps_that_are_not_contiguous(files: tuple[Path, Path], tmp_path: Path) -> None:

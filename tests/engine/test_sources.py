@@ -182,7 +182,7 @@ def continued(lookup: PromptLookup, sequence: FakeSequence) -> list[int]:
     found, path = lookup.look_up(sequence), []
     if found is None:
         return path
-    cursor = found.root
+    cursor = native_lookup.root_of(found)
     while votes := native_lookup.votes(found, cursor):
         token, _, cursor = votes[0]
         path.append(token)
@@ -264,7 +264,7 @@ def test_a_glance_agrees_with_a_full_lookup(seed: int):
         found = theirs.look_up(b)
         if learns and votes:
             native_lookup.learn(theirs.rates, [(cell, token == b.pending) for token, cell, _ in votes])
-        votes = [] if found is None else native_lookup.votes(found, found.root)
+        votes = [] if found is None else native_lookup.votes(found, native_lookup.root_of(found))
         rate, all_rates = ours.glance(a, learn=learns), native_lookup.all_rates(theirs.rates)
         assert rate == max([all_rates[cell] for _, cell, _ in votes], default=0.0)
         for one in (a, b):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, log
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from dflash_ggml.decode.candidates import Candidates, Rows
 from dflash_ggml.decode.tree import Tree
 
+from .cursors import children_of, root_of
 from .voting import LEAST, MOST, Evidence, LookupCandidates, LookupRates, Vote, beside_draft, in_order
 
 DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
@@ -64,8 +66,8 @@ class _Growth:
         self.heap: list[_Entry] = []
         draft = merged.draft
         self.rows = _plain_rows(draft)
-        self.expand = None if draft is None or self.rows is not None else draft.expand
-        self._children(0, 0.0, 1, None if draft is None else draft.root, self.votes(merged.lookup.root))
+        self.expand = None if draft is None or self.rows is not None else partial(children_of, draft)
+        self._children(0, 0.0, 1, None if draft is None else root_of(draft), self.votes(merged.lookup.root))
 
     def tree(self) -> Tree:
         tokens, parents, depths, cells, sources = zip(*self.nodes)

@@ -6,8 +6,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dflash_ggml.decode.lookup import N_CELLS, Cursor, LookupCandidates, LookupRates, checked
+from dflash_ggml.decode.lookup import N_CELLS, LookupCandidates, LookupRates, checked
 from dflash_ggml.decode.native import ffi, lib
+
+Cursor = tuple[int, int]  # depth, and a bit mask of the matches that contain the whole path
+
+
+def root_of(found: LookupCandidates) -> Cursor:
+    """The cursor of the pending token."""
+    return 0, (1 << found.native.n_matches) - 1
 
 
 def votes(found: LookupCandidates, cursor: Cursor) -> list[tuple[int, int, Cursor]]:

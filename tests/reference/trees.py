@@ -7,8 +7,10 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dflash_ggml.decode.candidates import Candidates, Children, Rows
+from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.tree import Tree, expand
+
+from .cursors import Candidates, Children, children_of, root_of
 
 
 def best_first(
@@ -108,9 +110,9 @@ def grown(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fal
             cost = nodes.costs[parent] - children[1][rank]
             heappush(heap, (cost, nodes.depths[parent] + 1, parent, rank, children))
 
-    cursor = candidates.root
+    cursor = root_of(candidates)
     while chain_seed and len(nodes.tokens) <= budget:
-        children = candidates.expand(cursor)
+        children = children_of(candidates, cursor)
         if not len(children[0]) or children[1][0] == -np.inf:
             break
         parent = len(nodes.tokens) - 1
@@ -118,20 +120,20 @@ def grown(root: int, candidates: Candidates, budget: int, chain_seed: bool = Fal
         queue(parent, 1, children)
         cursor = children[2][0]
     if len(nodes.tokens) <= budget:
-        queue(len(nodes.tokens) - 1, 0, candidates.expand(cursor))
+        queue(len(nodes.tokens) - 1, 0, children_of(candidates, cursor))
     while heap and len(nodes.tokens) <= budget:
         cost, _, parent, rank, children = heappop(heap)
         node = nodes.add(children[0][rank], parent, cost)
         queue(parent, rank + 1, children)
-        queue(node, 0, candidates.expand(children[2][rank]))
+        queue(node, 0, children_of(candidates, children[2][rank]))
     return nodes.tree()
 
 
 def spine_of(root: int, candidates: Candidates, length: int) -> Tree:
     """`tree.spine` over the same."""
-    nodes, cursor = _Nodes(root), candidates.root
+    nodes, cursor = _Nodes(root), root_of(candidates)
     while len(nodes.tokens) <= length:
-        tokens, log_probs, cursors = candidates.expand(cursor)
+        tokens, log_probs, cursors = children_of(candidates, cursor)
         if not len(tokens):
             break
         nodes.add(tokens[0], len(nodes.tokens) - 1, nodes.costs[-1] - log_probs[0])
@@ -141,8 +143,6 @@ def spine_of(root: int, candidates: Candidates, length: int) -> Tree:
 
 class Pairs:
     """Rows with pair scores, walked with cursors, by numpy's exponentials and sums."""
-
-    root = (0, 0)
 
     def __init__(self, rows: Rows) -> None:
         assert rows.pairs is not None

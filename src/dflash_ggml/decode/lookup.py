@@ -23,8 +23,6 @@ N_CELLS: int = lib.N_CELLS
 LEAST: float = lib.lookup_least  # least probability of a path to be followed
 _RATES, _LOOKUP = (ffi.typeof(t) for t in ("struct lookup_rates *", "struct lookup *"))
 
-Cursor = tuple[int, int]
-
 
 class LookupRates:
     """Rates at which prompt lookup was right, by cell. How repetitive a sequence is affects all cells: a trend, in logits,
@@ -73,7 +71,7 @@ class Evidence:
 
 
 class LookupCandidates:
-    """The tokens that followed each match. A cursor is (depth, bit mask of the matches that contain the whole path).
+    """The tokens that followed each match.
 
     Args:
         windows: int32 [matches, depth], ids after each match; of row i the first ends[i] are valid.
@@ -98,7 +96,6 @@ class LookupCandidates:
         if lib.lookup_fault(native):
             raise ValueError(f"lengths must not be negative, nor ends reach beyond a depth of {self.depth}")
         self.native = native  # struct for C
-        self.root: Cursor = (0, (1 << n) - 1)
 
 
 @dataclass(slots=True)
@@ -107,7 +104,7 @@ class Merged:
 
     The distribution below each node combines both: tokens with votes of prompt lookup get the measured probabilities of such
     votes (`LookupRates`, which also depend on the draft's probability), and the draft's other candidates share the rest in
-    their own proportions. Together they sum to one; a token of both is one node with both cursors (docs/decisions/0007).
+    their own proportions. Together they sum to one; a token of both is one node (docs/decisions/0007).
     """
 
     draft: Candidates | None

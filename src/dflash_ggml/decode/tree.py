@@ -127,8 +127,6 @@ def expand(root: int, candidates: Candidates | Merged, budget: int, chain_seed: 
 def grow(root: int, candidates: Candidates | Merged, budget: int, order: int) -> Tree:
     """`expand` and `spine`, in C.
 
-    Blocks are expanded in C; of another draft, Python fetches the children of each node that C reaches.
-
     Args:
         root: The pending token.
         candidates: Those of a draft, or merged with those of prompt lookup.
@@ -160,11 +158,7 @@ def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) 
     memory, width = ints(block), budget + 1
     into = root, budget, memory, rests, sources
     lookup = (NONE, NONE) if merged is None else (merged.lookup.native, merged.rates.native)
-    native = NONE if draft is None else getattr(draft, "native", None)
-    if draft is None or native is not None:
-        n = lib.tree_grow(*into, native, *lookup, order)
-    else:
-        n = _ask(draft, lib.growth_new(*into, *lookup, order))
+    n = lib.tree_grow(*into, NONE if draft is None else draft.native, *lookup, order)
     if n < 0:
         raise MemoryError(f"no memory for a tree of {budget} nodes")
     tokens, parents, depths, log_probs = block[:4, :n]
@@ -172,24 +166,6 @@ def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) 
     tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *found)
     # the array keeps its memory, and the tree the array
     return _with_native(tree, (memory + width, memory + 2 * width, ffi.cast(_FLOATS, memory + 3 * width)))
-
-
-def _ask(draft: Candidates, growth: Any) -> int:
-    """Grow with the children that a draft returns for each node; the number of nodes, or -1 without memory."""
-    if growth == NONE:
-        return -1
-    growth, cursors = ffi.gc(growth, lib.growth_free), [draft.root]
-    while (at := lib.growth_run(growth)) >= 0:
-        tokens, log_probs, below = draft.expand(cursors[at])
-        if not len(tokens) == len(log_probs) == len(below):
-            raise ValueError(
-                f"{len(tokens)} tokens, {len(log_probs)} log-probabilities and {len(below)} cursors of one node"
-            )
-        cursors += below
-        if lib.growth_give(growth, len(tokens), ints(tokens), doubles(log_probs)) < 0:
-            return -1
-    nodes: int = lib.growth_end(growth) if at == -1 else -1
-    return nodes
 
 
 def spine(root: int, candidates: Candidates | Merged, length: int) -> Tree:
