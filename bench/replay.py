@@ -23,9 +23,9 @@ from common import Solo
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.accept import walk
+from dflash_ggml.decode.calibration import count_votes
 from dflash_ggml.decode.candidates import Candidates
 from dflash_ggml.decode.lookup import Merged
-from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.drafts.prompt_lookup import PromptLookup
@@ -102,7 +102,7 @@ def replay(
             accepted = walk(tree, lambda node, following=following: next(following))
             walked = perf_counter_ns()
             if tree.evidence is not None:
-                observe(tree, accepted, lookup.rates)
+                count_votes(tree, accepted, lookup.rates)
             learned = perf_counter_ns()
             n, nodes = len(accepted.tokens), nodes + tree.n_nodes
             accepted_n += accepted.n_accepted

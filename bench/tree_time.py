@@ -19,10 +19,9 @@ import numpy as np
 from common import ROOT, header, save
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.calibration import Calibration
+from dflash_ggml.decode.calibration import Calibration, count_votes
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.lookup import LookupRates, Merged
-from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.tree import expand, observers
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -100,7 +99,7 @@ def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str
         "observers": lambda: trees.observers(tree, budget + 1),
     }
     if is_merged:
-        in_c["copies"] = lambda: observe(tree, accepted, rates)
+        in_c["copies"] = lambda: count_votes(tree, accepted, rates)
         in_python["copies"] = lambda: voting.observe(with_lists, accepted, rates_in_python)
     return in_c, in_python
 

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import walk
-from dflash_ggml.decode.calibration import Calibration
+from dflash_ggml.decode.calibration import Calibration, count_votes
 from dflash_ggml.decode.candidates import Rows, Several
 from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates, Merged
-from dflash_ggml.decode.merged import DRAFT, LOOKUP, observe
-from dflash_ggml.decode.tree import Tree, expand, spine
+from dflash_ggml.decode.tree import DRAFT, LOOKUP, Tree, expand, spine
 from reference import native_lookup
 from reference.native_lookup import all_rates, candidates, learn, lengths_of, windows_of
 
@@ -205,7 +204,7 @@ def test_votes_are_learned_where_the_walk_came():
     text = iter([5, 7, 3])
     accepted = walk(tree, lambda node: next(text))
     assert accepted.n_accepted == 2
-    observe(tree, accepted, rates)
+    count_votes(tree, accepted, rates)
 
     def moved(path: tuple[int, ...]) -> float:
         after, first = all_rates(rates)[cells[path]], before[cells[path]]
@@ -255,7 +254,7 @@ def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     lookup = candidates([[5, 9]], [2], 2)
     for _ in range(60):  # neither the vote's token nor the draft's others ever come
         tree = expand(0, Merged(rows, lookup, rates), 6)
-        observe(tree, walk(tree, lambda node: 30), rates)
+        count_votes(tree, walk(tree, lambda node: 30), rates)
     assert rates.trust < 0.2
     tree = expand(0, Merged(rows, lookup, rates), 6)
     other = next(node for node in range(1, tree.width) if tokens_of(tree, node) == (6,))
@@ -269,5 +268,5 @@ def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     )
     for _ in range(100):  # and it comes back
         tree = expand(0, Merged(rows, lookup, rates), 6)
-        observe(tree, walk(tree, lambda node: 6), rates)
+        count_votes(tree, walk(tree, lambda node: 6), rates)
     assert rates.trust > 0.5

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.calibration import Calibration, path_probabilities
+from dflash_ggml.decode.calibration import Calibration, count_votes, path_probabilities
 from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.lookup import LookupRates, Merged
-from dflash_ggml.decode.merged import observe
 from dflash_ggml.decode.tree import Tree, expand
 from reference import calibrated, native_lookup, voting
 
@@ -87,7 +86,7 @@ def test_walks(seed: int, is_first: bool) -> None:
             known_in_python.tried,
         )
         if tree.evidence is not None:
-            observe(tree, accepted, rates)
+            count_votes(tree, accepted, rates)
             voting.observe(with_lists, accepted, rates_in_python)
             same(rates, rates_in_python)
 
@@ -166,7 +165,7 @@ def test_what_is_no_tree_is_refused(tree: Tree) -> None:
         Calibration().observe(tree, Accepted((0,), (1,)))
 
 
-@pytest.mark.parametrize("learn", [Calibration().observe, lambda *args: observe(*args, LookupRates())])
+@pytest.mark.parametrize("learn", [Calibration().observe, lambda *args: count_votes(*args, LookupRates())])
 @pytest.mark.parametrize("path", [(0, 99), (0, -1), (-7,)])
 def test_a_walk_over_nodes_that_are_none_is_refused(
     learn: Callable[[Tree, Accepted], None], path: tuple[int, ...]

@@ -11,8 +11,7 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.policy.fixed import plan_of
-from dflash_ggml.policy.plan import PLAIN, Plan
+from dflash_ggml.policy.plan import PLAIN, Plan, plan_of
 from dflash_ggml.policy.policy import Policy, Result, StepTimes
 from reference.virtual_clock import (
     CPU,

@@ -24,8 +24,7 @@ from dflash_ggml.engine.batches import BatchSizes
 from dflash_ggml.engine.claim import Claim
 from dflash_ggml.engine.step import SourceUse, Step
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError, as_exception
-from dflash_ggml.policy.fixed import plan_of
-from dflash_ggml.policy.plan import Plan
+from dflash_ggml.policy.plan import Plan, plan_of
 from dflash_ggml.policy.policy import StepTimes
 from dflash_ggml.text.tokenizer import Tokenizer
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .accept import Accepted
+from .lookup import LookupRates, checked
 from .native import NONE, doubles, ffi, ints, lib
 from .tree import Tree
 
@@ -48,6 +49,14 @@ class Calibration:
         kept = accepted.kept
         done = lib.calibration_observe(self.native, *_arrays(tree), kept, len(kept), len(accepted.path))
         _check(done)
+
+
+def count_votes(tree: Tree, accepted: Accepted, rates: LookupRates) -> None:
+    """Count the votes at the visited nodes of a merged tree, and where none was right the draft's own children."""
+    assert tree.evidence is not None
+    n, parents, _, *rest = _arrays(tree)
+    kept = accepted.kept
+    checked(lib.lookup_rates_observe(rates.native, n, parents, *rest, kept, len(kept), len(accepted.path)))
 
 
 def path_probabilities(trees: Items[Tree], calibrations: Items[Calibration | None]) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ cell of its own: a path lengthens its match. The arithmetic is in `native/`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from .candidates import Candidates
 from .native import NONE, ffi, ints, lib
+from .ngram_index import NgramIndex
 
 MOST_MATCHES: int = lib.MOST_MATCHES
 N_VOTES: int = lib.N_VOTES
@@ -110,3 +112,51 @@ class Merged:
     draft: Candidates | None
     lookup: LookupCandidates
     rates: LookupRates
+
+
+_GLANCE = ffi.typeof("struct glance *")
+
+
+class Glance:
+    """Cheap lookup; keeps the last votes until the next pending token shows whether they were right.
+
+    Args:
+        most: Matches that are examined, the longest first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._native = most, ffi.new(_GLANCE)
+
+    def forget(self) -> None:
+        """Drop the last votes."""
+        self._native.n = 0
+
+    def at(
+        self,
+        index: NgramIndex,
+        past: NgramIndex,
+        rates: LookupRates,
+        new: Sequence[int],
+        pending: int,
+        learn: bool,
+    ) -> float:
+        """Append `new`, and find what followed earlier occurrences of the end and `pending`.
+
+        Args:
+            index: the sequence's tokens. past: earlier outputs, searched too.
+            learn: count the last votes as right or wrong, if `new` is the one token that followed them.
+
+        Returns:
+            The highest probability of a next token; 0 without a match.
+        """
+        found: float = lib.lookup_glance(
+            self._native, index.native, past.native, rates.native, new, len(new), pending, self._most, learn
+        )
+        if found == -1:  # out of memory
+            index.extend(new)
+            found = lib.lookup_glance(
+                self._native, index.native, past.native, rates.native, [], 0, pending, self._most, learn
+            )
+        if found < 0:
+            checked(-1)
+        return found

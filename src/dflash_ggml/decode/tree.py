@@ -21,6 +21,7 @@ from .native import NONE, doubles, ffi, floats, ints, lib, octets
 BEST_FIRST: int = lib.BEST_FIRST
 CHAIN_SEED: int = lib.CHAIN_SEED
 SPINE: int = lib.SPINE
+DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 _FLOATS = ffi.typeof("float *")
 _ROOM = 4096  # nodes that there are arrays for at first
 

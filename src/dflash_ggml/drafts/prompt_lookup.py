@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from ..decode.glance import Glance
-from ..decode.lookup import LookupCandidates, LookupRates
+from ..decode.lookup import Glance, LookupCandidates, LookupRates
 from ..decode.ngram_index import Continuations, NgramIndex
 from ..decode.sequence import Sequence
 

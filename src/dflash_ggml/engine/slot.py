@@ -17,7 +17,7 @@ from ..decode.sequence import Sequence
 from ..drafts.prompt_lookup import PromptLookup
 from ..errors import ConfigError, ContextOverflowError, DeviceError, NonFiniteError
 from ..ggml.graph import Graph
-from ..policy.fixed import plan_of
+from ..policy.plan import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
 from ..state.snapshot import RowBlock, Snapshot, Tensors

@@ -19,10 +19,9 @@ from ..decode.accept import Accepted
 from ..decode.candidates import Candidates, NonFiniteDraft
 from ..decode.forest import Forest
 from ..decode.lookup import Merged
-from ..decode.merged import DRAFT, LOOKUP
 from ..decode.reduced import Watch, watch
 from ..decode.sequence import Finish, Sequence
-from ..decode.tree import Tree, root_only
+from ..decode.tree import DRAFT, LOOKUP, Tree, root_only
 from ..drafts.drafter import Drafter
 from ..drafts.prompt_lookup import NAME
 from ..ggml.graph import Graph

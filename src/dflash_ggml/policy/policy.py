@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -29,18 +30,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..decode.accept import Accepted
-from ..decode.calibration import Calibration, path_probabilities
-from ..decode.merged import DRAFT
-from ..decode.merged import observe as count_votes
+from ..decode.calibration import Calibration, count_votes, path_probabilities
 from ..decode.sequence import Sequence
 from ..decode.shared_heap import shares
-from ..decode.tree import Tree, verify_width
+from ..decode.tree import DRAFT, Tree, verify_width
 from .costs import Costs, step_ends
-from .fixed import plan_of
 from .forecast import LOOK_BACK, Array, Forecast, Gains
 from .ledger import Ledger
-from .notes import Notes
-from .plan import PLAIN, Plan
+from .plan import PLAIN, Plan, plan_of
 
 PROBE = 0.01  # share of the time for trials
 LOOK_AGAIN = 200  # steps between measurements of a plain step
@@ -54,6 +51,32 @@ MOST_COLUMNS = 64  # columns of a pass: beyond them matmuls are no longer memory
 DISTURBED = 2.0  # multiple of the expected time above which a step counts as disturbed by something else
 HOPELESS_AFTER = 40  # drafts without a hit: such a draft belongs to another target
 log_ = logging.getLogger("dflash_ggml")
+
+
+@dataclass(slots=True, eq=False)
+class Notes:
+    """The policy's state of one sequence.
+
+    Attributes:
+        fixed: The plan of a fixed mode, None for `auto`.
+        tried_at: The step of the last draft.
+        again: Whether the last trial paid, so that the next need not wait for its budget.
+        rest: Remaining steps that are plain without evaluation.
+        glanced: Whether prompt lookup was evaluated in this step; foretold: in the last one, which was plain.
+        promise: Expected additional tokens of its next draft.
+        kept: Verified nodes of the last trees.
+    """
+
+    fixed: Plan | None
+    calibration: Calibration
+    forecast: Forecast
+    tried_at: int = -(1 << 30)
+    again: bool = False
+    rest: int = 0
+    glanced: bool = False
+    foretold: bool = False
+    promise: float = 0.0
+    kept: deque[int] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
 
 
 @dataclass(slots=True)
