@@ -16,7 +16,7 @@ from dflash_ggml.decode.candidates import Rows
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine import clock
+from dflash_ggml.engine import step
 from dflash_ggml.engine.engine import Engine
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.policy.plan import Plan
@@ -52,7 +52,7 @@ class MadeUp:
         if drafts:
             self.drafter.propose = self.propose  # type: ignore[method-assign]
         self.passes.verify, self.passes.choices = self.verify, self.choices  # type: ignore[method-assign]
-        clock.time = self  # type: ignore[assignment]
+        step.time = self  # type: ignore[assignment]
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +60,7 @@ class MadeUp:
     def __exit__(self, *exc: object) -> None:
         vars(self.drafter).pop("propose", None)
         del self.passes.verify, self.passes.choices
-        clock.time = time
+        step.time = time
 
     def perf_counter(self) -> float:
         """The time without what synthetic choices took."""

@@ -27,7 +27,7 @@ from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree
-from dflash_ggml.engine import clock
+from dflash_ggml.engine import step as step_module
 from dflash_ggml.engine.engine import Engine
 
 WIDTHS = (2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
@@ -176,7 +176,7 @@ class Forced(MadeUp):
 
 def whole_loop(engine: Solo, ids: list[int], mode: str, budget: int | None, n: int) -> dict:
     """Tokens per second and mean stage times of `n` tokens in a mode."""
-    perf_counter = clock.time.perf_counter  # which knows nothing of what making acceptance up takes
+    perf_counter = step_module.time.perf_counter  # which knows nothing of what making acceptance up takes
     engine.reset()
     engine.prefill(ids)
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)

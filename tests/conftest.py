@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from dflash_ggml.engine import cost_cache, known_costs
+from dflash_ggml.engine import known_costs
 from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 # a busy machine is no failure: no test depends on time
@@ -49,7 +49,7 @@ def _hasty_calibration(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """Engines of this process keep what they measure away from the user's, and measure next to nothing: that takes time."""
     folder = tmp_path_factory.mktemp("costs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost_cache, "default_folder", lambda: folder)
+        patch.setattr(known_costs, "default_folder", lambda: folder)
         patch.setattr(known_costs, "SECONDS", {True: 1.5, False: 0.02})
         patch.setattr(known_costs, "WARM_SECONDS", 0.0)
         yield

@@ -61,9 +61,9 @@ def calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     """calibrate(*flags): exit code, stdout, stderr; costs are kept in a folder of the test."""
     pytest.importorskip("dflash_ggml.ggml.bindings")
     from dflash_ggml.bench import cli
-    from dflash_ggml.engine import cost_cache
+    from dflash_ggml.engine import known_costs
 
-    monkeypatch.setattr(cost_cache, "default_folder", lambda: tmp_path / "costs")
+    monkeypatch.setattr(known_costs, "default_folder", lambda: tmp_path / "costs")
 
     def call(*flags: str) -> SimpleNamespace:
         code = cli.main(["calibrate", "-t", "1", "-ngl", "0", *flags])

@@ -10,9 +10,9 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine import cost_cache, known_costs, loading
-from dflash_ggml.engine.cost_cache import CostCache, Measured, default_folder
+from dflash_ggml.engine import known_costs, loading
 from dflash_ggml.engine.kernel_tuning import MatmulTable, Timing
+from dflash_ggml.engine.known_costs import CostCache, Measured, default_folder
 from dflash_ggml.policy.costs import Point
 from dflash_ggml.policy.forecast import blocks
 from reference.chi_square import assert_same_source
@@ -25,7 +25,7 @@ MEASURED = Measured(tuple(POINTS), MatmulTable((Timing("q8_0", 8, 1.0, 2.0, 0.1)
 @pytest.fixture()
 def folder(tmp_path, monkeypatch):
     """An empty cache, and time to measure all."""
-    monkeypatch.setattr(cost_cache, "default_folder", lambda: tmp_path / "costs")
+    monkeypatch.setattr(known_costs, "default_folder", lambda: tmp_path / "costs")
     monkeypatch.setattr(known_costs, "SECONDS", {True: 60.0, False: 60.0})
     return tmp_path / "costs"
 
@@ -149,7 +149,7 @@ def test_a_user_without_a_home_folder_has_no_cache(monkeypatch):
     def nowhere() -> None:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(cost_cache.Path, "home", nowhere)
+    monkeypatch.setattr(known_costs.Path, "home", nowhere)
     cache = CostCache.of({"device": "one"}, default_folder())
     assert not cache.write(MEASURED) and cache.read() is None
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
-from dflash_ggml.engine import cost_cache, cpu_offload, loading, memory_planner
+from dflash_ggml.engine import cpu_offload, known_costs, loading, memory_planner
 from dflash_ggml.engine.batches import SLOWEST, BatchSizes
 from dflash_ggml.engine.memory_planner import Opened, fitting_needs, memory_needs
 from dflash_ggml.errors import DeviceError
@@ -213,7 +213,7 @@ def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypat
 
 def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:
     """What passes cost with some experts on the host is measured for itself."""
-    monkeypatch.setattr(cost_cache, "default_folder", lambda: tmp_path)
+    monkeypatch.setattr(known_costs, "default_folder", lambda: tmp_path)
     files = []
     for layers in (0, 2, 2):
         chosen = replace(config, n_cpu_moe=layers, calibrate="cached")

@@ -21,7 +21,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.batches import BatchSizes
-from dflash_ggml.engine.claim import Claim
+from dflash_ggml.engine.slot import Claim
 from dflash_ggml.engine.step import SourceUse, Step
 from dflash_ggml.errors import ConfigError, ContextOverflowError, DeviceError, NoRoomError, as_exception
 from dflash_ggml.policy.plan import Plan, plan_of

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from ..config import Mode
+from ..config import EngineConfig, Mode
 from ..decode.sampling import Sampler
 from ..decode.sequence import Sequence
+from ..drafts.drafter import Drafter
 from ..drafts.prompt_lookup import PromptLookup
 from ..errors import ConfigError, ContextOverflowError, DeviceError, NonFiniteError
+from ..ggml.device import Device
 from ..ggml.graph import Graph
 from ..policy.plan import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
 from ..state.snapshot import RowBlock, Snapshot, Tensors
+from ..text.tokenizer import Tokenizer
 from .accept import NAN
-from .claim import Claim
+from .batches import BatchSizes
 from .kv_rows import KvRows
-from .shared import Shared
-from .step import Step, Verify
+from .loading import no_host_memory
+from .passes import TargetPasses
+from .step import Step, Stepper, Verify
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # `typing` has it from Python 3.11 on
@@ -48,6 +54,79 @@ class Options(TypedDict, total=False):
     budget: int | None
     stop: Callable[[int], bool] | None
     keep_rows: bool
+
+
+class Claim:
+    """Held by one call, or by one generation until it has ended or been closed; others are refused, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: str | None = None
+
+    @contextmanager
+    def by(self, what: str) -> Iterator[None]:
+        """Exclusive access for the call named `what`, until the context ends; a MemoryError in it becomes a DeviceError.
+
+        Raises:
+            ConfigError: Another call holds the slot; it names that one.
+            DeviceError: Host memory ran out.
+        """
+        with self._lock:
+            owner = self._owner
+            if owner is None:
+                self._owner = what
+        if owner is not None:
+            advice = "close it first" if owner == "a generation" else "wait for its end"
+            raise ConfigError(f"{what}: {owner} is running on this engine; {advice}")
+        try:
+            yield
+        except MemoryError as error:
+            raise no_host_memory(what) from error
+        finally:
+            # the caller is the owner here; no lock, which the garbage collector could find taken by its own thread
+            self._owner = None
+
+
+class Shared(Protocol):
+    """An engine as its slots see it."""
+
+    config: EngineConfig
+    n_ctx: int
+    n_vocab: int
+    tokenizer: Tokenizer
+    metadata: dict[str, Any]
+    batches: BatchSizes
+    passes: TargetPasses
+    drafter: Drafter | None
+    device: Device
+    stepper: Stepper
+    over: int  # cache rows of a sequence beyond its tokens
+    passing: threading.RLock  # held while a pass may run, so that closing waits for it
+    in_pass: bool
+
+    def alive(self) -> None:
+        """Raise once the engine is closed.
+
+        Raises:
+            DeviceError: The engine is closed.
+        """
+        ...
+
+    def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
+        """Step sequences of different slots once."""
+        ...
+
+    def expected_ms(self, nodes: int, context: int) -> float | None:
+        """Expected milliseconds of a step that verifies `nodes` drafted nodes; None if unknown."""
+        ...
+
+    def gather(self, n: int, rows: range | None) -> bool:
+        """Move slots so that a lent range can have n rows, or n more can be lent (None); False if there are too few rows."""
+        ...
+
+    def closed(self, state_index: int) -> None:
+        """The slot with this state index was closed."""
+        ...
 
 
 class Slot:

@@ -7,6 +7,7 @@ root alone is plain decoding: the pass that verifies it commits it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -25,11 +26,11 @@ from ..decode.tree import DRAFT, LOOKUP, Tree, root_only
 from ..drafts.drafter import Drafter
 from ..drafts.prompt_lookup import NAME
 from ..ggml.graph import Graph
+from ..ggml.graph_cache import GraphCache
 from ..policy.plan import PLAIN, Plan
 from ..policy.policy import Policy, Result, StepTimes
 from .accept import Acceptance
 from .batches import besides
-from .clock import Clock
 from .passes import TargetPasses
 
 # runs the trees of a forest in a pass: see `TargetPasses.verify`
@@ -71,6 +72,30 @@ class SourceUse:
     name: str
     drafted: int
     accepted: int
+
+
+class Clock:
+    """Laps of one step, summed by name.
+
+    Attributes:
+        cold: Laps in which a graph was run for the first times, which take longer than later ones.
+    """
+
+    __slots__ = ("_at", "_graphs", "_n", "cold", "times")
+
+    def __init__(self, graphs: GraphCache) -> None:
+        self.times, self._graphs, self._n = StepTimes(), graphs, graphs.cold
+        self.cold: set[str] = set()  # set[str]() takes much longer
+        self._at = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Note the milliseconds since the last lap under `name`."""
+        now, times = time.perf_counter(), self.times
+        setattr(times, name, getattr(times, name) + (now - self._at) * 1e3)
+        if (n := self._graphs.cold) != self._n:
+            self._n = n
+            self.cold.add(name)
+        self._at = now
 
 
 class Stepper:
