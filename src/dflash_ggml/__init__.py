@@ -1,4 +1,4 @@
-"""DFlash drafts and DDTree speculative decoding for Qwen3.5 targets, on a vendored and patched ggml.
+"""Speculative decoding of GGUF models with DFlash drafts and DDTree, on a vendored and patched ggml.
 
     from dflash_ggml import Llama
 

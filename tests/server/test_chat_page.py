@@ -290,7 +290,7 @@ def test_the_tree_shows_the_step_reports(open_page: Callable[..., Page]) -> None
         """
     )
     assert kinds == ["node kept", "node kept", "node rejected"]
-    copied = page.script(
+    nodes = page.script(
         """
         const { draw } = await import("/static/tree.js");
         const box = document.createElement("div");
@@ -302,11 +302,11 @@ def test_the_tree_shows_the_step_reports(open_page: Callable[..., Page]) -> None
         ]);
         """
     )
-    assert [kind for kind, _ in copied] == [
-        "node kept", "node kept copied", "node rejected copied", "node rejected", "node bonus",
+    assert [kind for kind, _ in nodes] == [
+        "node kept", "node kept lookup", "node rejected lookup", "node rejected", "node bonus",
     ]  # fmt: skip
-    sources = [title.partition("%")[2] for _, title in copied]
-    assert sources == ["", ", drafted and copied", ", copied", ", drafted", ""]
+    sources = [title.partition("%")[2] for _, title in nodes]
+    assert sources == ["", ", drafted and prompt lookup", ", prompt lookup", ", drafted", ""]
     alone = page.script(
         """
         const { draw } = await import("/static/tree.js");

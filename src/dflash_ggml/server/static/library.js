@@ -51,7 +51,7 @@ export class Library {
     const answer = this.page.answers.get(id);
     if (answer) return answer.conversation;
     const kept = await (await this.ready).get(id);
-    if (kept) for (const node of Object.values(kept.nodes)) mend(node);
+    if (kept) for (const node of Object.values(kept.nodes)) markInterrupted(node);
     return kept;
   }
 
@@ -147,8 +147,8 @@ export class Library {
   }
 }
 
-/** An answer that was on its way when its page went away. */
-function mend(node) {
+/** Mark an answer that was still streaming when its page was closed. */
+function markInterrupted(node) {
   if (node.role !== "assistant" || node.facts !== undefined || node.error) return;
   node.facts = "interrupted";
   node.cut = true;

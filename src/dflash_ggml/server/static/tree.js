@@ -3,7 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22, HEIGHT = 18, GAP = 14, CHAR = 6.6, LONGEST = 12;
 const PADDING = 10; // of the box, pixels
-const OFFERED_BY = ["", ", drafted", ", copied", ", drafted and copied"]; // bits: 1 a draft model, 2 copied text
+const OFFERED_BY = ["", ", drafted", ", prompt lookup", ", drafted and prompt lookup"]; // bits: 1 a draft model, 2 prompt lookup
 const SMALLEST = 0.85, LARGEST = 1.5; // a tree is scaled to fill its box between these; a wider or taller one scrolls
 
 function element(name, attributes, parent) {
@@ -134,7 +134,7 @@ export function draw(box, taken) {
   texts.forEach((text, node) => {
     const opacity = kinds[node] === "rejected" ? Math.max(0.8, Math.exp(step.log_probs[node] / 3)) : 1;
     const at = [left[depth[node]], row[node] * ROW, widths[depth[node]]];
-    const kind = step.sources?.[node] & 2 && node !== step.bonus ? `${kinds[node]} copied` : kinds[node];
+    const kind = step.sources?.[node] & 2 && node !== step.bonus ? `${kinds[node]} lookup` : kinds[node];
     label(svg, ...at, text, kind, describe(step, node), opacity);
   });
   // the accepted path stays in the middle from step to step, as far as there is room
