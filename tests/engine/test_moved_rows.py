@@ -15,7 +15,7 @@ from dflash_ggml.engine import passes
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.state.kv_type import KV_TYPES
-from dflash_ggml.state.pool import CLOSE, UNIT
+from dflash_ggml.state.pool import ADJACENT, UNIT
 from dflash_ggml.state.snapshot import Tensors
 from reference.engine_kit import Solo
 
@@ -36,9 +36,9 @@ def load(pair: tuple[Path, Path], device: str, **options: object) -> Solo:
     return Solo.load(EngineConfig(*pair, **base | {"calibrate": "never", "spec": ("dflash",)} | options))  # type: ignore[arg-type]
 
 
-def sizes(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def sizes(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a run, so that short sequences take several."""
-    monkeypatch.setattr(passes, "CARRIED", carried)
+    monkeypatch.setattr(passes, "MOVED_AT_ONCE", at_once)
 
 
 @pytest.mark.parametrize("types", [*zip(KV_TYPES, KV_TYPES), ("q8_0", "q4_0")], ids="/".join)
@@ -55,7 +55,7 @@ def test_rows_of_every_type_keep_their_bits(
         for t, data in zip(caches, held):
             engine.device.write(t, data)
         for first, to, n in ((0, 300, 200), (300, 270, 200), (270, 290, 131), (290, 291, 16), (700, 256, 1)):
-            engine.passes.carry(caches, first, to, n)
+            engine.passes.move_rows(caches, first, to, n)
             for t, data in zip(caches, held):
                 data[to : to + n] = data[first : first + n].copy()
                 found = engine.device.read_bytes(t, np.empty(data.nbytes, np.uint8))
@@ -91,11 +91,11 @@ def test_a_moved_sequence_continues(
             found.append(steps(slot, 20))
             first.close()
             if moves:
-                contaminate(slot, range(slot.kv.lent.stop, engine.passes.n_rows))
-            engine.passes.rows.left_in(range(slot.kv.lent.stop, engine.passes.n_rows))
+                contaminate(slot, range(slot.kv.allocated.stop, engine.passes.n_rows))
+            engine.passes.rows.mark_stale(range(slot.kv.allocated.stop, engine.passes.n_rows))
             seen = engine.drafter.seen(slot.sequence)
             for at in moves:
-                slot.kv.move(range(at, at + len(slot.kv.lent)))
+                slot.kv.move(range(at, at + len(slot.kv.allocated)))
             assert not moves or slot.sequence.first_row == moves[-1]
             assert seen.sum() > 180 and (engine.drafter.seen(slot.sequence) == seen).all()
             slot.prefill(IDS[180:330])
@@ -127,7 +127,7 @@ def test_rows_behind_a_moved_sequence_are_not_read(toy_pair: tuple[Path, Path], 
             slot.restore(kept)
             slot.prefill(IDS[300:310])  # from here on no sequence wants the rows behind
             if shift:
-                slot.kv.move(range(start + shift, start + shift + len(slot.kv.lent)))
+                slot.kv.move(range(start + shift, start + shift + len(slot.kv.allocated)))
             slot.prefill(IDS[310:400])
             expected.append((slot.logits.tolist(), steps(slot, 200)))
             slot.close()
@@ -147,24 +147,24 @@ def test_a_step_may_move_those_that_it_is_of(toy_pair: tuple[Path, Path], device
     """For one of them, to rows in which a closed sequence has left NaN."""
     with load(toy_pair, device) as engine:
         pool, written = engine.passes.rows, []
-        pool.isolated = CLOSE
+        pool.spacing = ADJACENT
         for shift in (False, True):
             gone, moved, grown = (engine.open(200) for _ in range(3))
-            others = [pool.lend(pool.longest)] if shift else []
-            full = len(grown.kv.lent) - engine.over
+            others = [pool.allocate(pool.longest)] if shift else []
+            full = len(grown.kv.allocated) - engine.over
             runs = [begun(moved, IDS[:100]), begun(grown, IDS[300 : 300 + full])]
-            start, left = moved.sequence.first_row, gone.kv.lent
+            start, left = moved.sequence.first_row, gone.kv.allocated
             gone.close()
             if shift:
                 contaminate(moved, left)
-                pool.left_in(left)
+                pool.mark_stale(left)
             steps = engine.step(runs)
             assert (moved.sequence.first_row < start) == shift and not any(run.isolated for run in runs)
             written.append([step.tokens for step in steps])
             for slot in engine.slots:
                 slot.close()
             for rows in others:
-                pool.give_back(rows)
+                pool.free(rows)
         assert written[0] == written[1]
 
 
@@ -173,11 +173,11 @@ def test_no_sequence_moves_during_a_pass(toy_pair: tuple[Path, Path], device: st
     """A prompt of another thread that wants rows waits for it."""
     with load(toy_pair, device) as engine:
         pool = engine.passes.rows
-        pool.isolated = CLOSE
+        pool.spacing = ADJACENT
         gone, moved, grown = (engine.open(200) for _ in range(3))
-        others = pool.lend(pool.longest)
+        others = pool.allocate(pool.longest)
         moved.prefill(IDS[:100])
-        rows = moved.kv.lent
+        rows = moved.kv.allocated
         gone.close()
         work = {
             "prefill": lambda: grown.prefill(IDS[:300]),
@@ -187,7 +187,7 @@ def test_no_sequence_moves_during_a_pass(toy_pair: tuple[Path, Path], device: st
         with engine.passing:  # as a step holds it
             thread.start()
             thread.join(0.3)
-            assert moved.kv.lent == rows
+            assert moved.kv.allocated == rows
         thread.join()
-        assert moved.kv.lent != rows and len(grown.kv.lent) >= 300
-        pool.give_back(others)
+        assert moved.kv.allocated != rows and len(grown.kv.allocated) >= 300
+        pool.free(others)

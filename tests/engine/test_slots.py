@@ -17,7 +17,7 @@ from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.engine.kv_rows import KvRows
 from dflash_ggml.engine.slot import Slot
 from dflash_ggml.errors import ConfigError, DeviceError, NonFiniteError, NoRoomError
-from dflash_ggml.state.pool import APART, CLOSE, UNIT
+from dflash_ggml.state.pool import ADJACENT, SPACED, UNIT
 from reference.engine_kit import EXACT, Solo
 
 N_CTX = 768
@@ -178,12 +178,12 @@ def test_state_indices_and_rows_are_lent_and_given_back(several: Solo) -> None:
     several.reset()
 
 
-@pytest.mark.parametrize("apart", [APART, CLOSE], ids=["apart", "close"])
+@pytest.mark.parametrize("spacing", [SPACED, ADJACENT], ids=["spaced", "adjacent"])
 def test_sequences_that_outgrow_each_other(
-    several: Solo, apart: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+    several: Solo, spacing: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until no row is left: each goes elsewhere, or all are gathered, and are what they are alone."""
-    monkeypatch.setattr(several.passes.rows, "apart", apart)
+    """Until no row is left: each moves, or all are compacted, and are what they are alone."""
+    monkeypatch.setattr(several.passes.rows, "spacing", spacing)
     lengths, whole, moved = (700, 690, 680), KvRows.move, list[range]()
     jobs = [
         Job([3, 1, 4, i], {"temperature": 0}, n, mode)
@@ -198,7 +198,7 @@ def test_sequences_that_outgrow_each_other(
             assert not isinstance(step, Exception), step
             job.written += step.tokens
     assert [job.written for job in jobs] == expected
-    assert moved and sum(len(job.slot.kv.lent) for job in jobs) > several.passes.n_rows - 2 * UNIT
+    assert moved and sum(len(job.slot.kv.allocated) for job in jobs) > several.passes.n_rows - 2 * UNIT
     for job in jobs:
         job.slot.close()
     assert several.passes.rows.longest == several.passes.n_rows

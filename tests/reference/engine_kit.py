@@ -26,7 +26,7 @@ class Solo(Engine):
 
     @property
     def slot(self) -> Slot:
-        if self._own is None or (self._own.kv.lent is None and not self._closed):
+        if self._own is None or (self._own.kv.allocated is None and not self._closed):
             self._own = super().open(self.n_ctx)
         return self._own
 
@@ -36,7 +36,7 @@ class Solo(Engine):
         return getattr(self.slot, name)
 
     def open(self, room: int | None = None) -> Slot:
-        if self._own is not None and self._own.kv.lent is not None:
+        if self._own is not None and self._own.kv.allocated is not None:
             self._own.close()
         return super().open(room)
 

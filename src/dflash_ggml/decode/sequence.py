@@ -110,7 +110,7 @@ class Sequence:
         return range(start, start + n)
 
     @property
-    def lent(self) -> slice:
+    def cache_rows(self) -> slice:
         """Its cache rows."""
         return slice(self.first_row, self.end_row)
 

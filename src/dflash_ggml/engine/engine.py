@@ -97,27 +97,27 @@ class Engine:
             pool = self.passes.rows
             if room is None:
                 room = max(min(self.n_ctx // self.parallel, pool.longest - self.over), 1)
-            rows = self._lend(min(room, self.n_ctx) + self.over)
+            rows = self._allocate(min(room, self.n_ctx) + self.over)
             sequence = Sequence(first_row=rows.start, end_row=rows.stop, state_index=index)
             lookup = None if self.lookup is None else self.lookup.beside()
             slot = self._slots[index] = Slot(self, sequence, rows, lookup)
             slot.reset()
             return slot
 
-    def _lend(self, n: int) -> range:
+    def _allocate(self, n: int) -> range:
         """n cache rows, for which slots may move. Raises NoRoomError."""
         try:
-            return self.passes.rows.lend(n)
+            return self.passes.rows.allocate(n)
         except NoRoomError:
-            if not self.gather(n, None):
+            if not self.compact(n, None):
                 raise
-            return self.passes.rows.lend(n)
+            return self.passes.rows.allocate(n)
 
-    def gather(self, n: int, rows: range | None) -> bool:
-        """Move slots so that the lent `rows` can become n, or n more can be lent (None); False if there are too few rows."""
-        moves = self.passes.rows.gathered(n, rows)
+    def compact(self, n: int, rows: range | None) -> bool:
+        """Move slots so that the range `rows` can grow to n, or a new range of n fits (None); False if there are too few rows."""
+        moves = self.passes.rows.compacted(n, rows)
         for now, to in moves or ():
-            next(slot for slot in self._slots.values() if slot.kv.lent == now).kv.move(to)
+            next(slot for slot in self._slots.values() if slot.kv.allocated == now).kv.move(to)
         return moves is not None
 
     def closed(self, state_index: int) -> None:
@@ -277,7 +277,7 @@ class Engine:
                 if self._closed:
                     return
                 for slot in self.slots:
-                    slot.kv.lent = None
+                    slot.kv.allocated = None
                 self._closed, self._slots = True, {}
                 for part in (self.drafter, self.scorer, self.passes):
                     if part is not None:

@@ -1,4 +1,4 @@
-"""The cache rows of a slot: lent, extended and moved as its sequence grows, zeroed where other sequences may read them."""
+"""The cache rows of a slot: allocated, extended and moved as its sequence grows, zeroed where other sequences may read them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class KvRows:
 
     Args:
         over: Rows beyond the committed tokens that a pass may write.
-        gather: Moves other slots to free rows, see Engine.
+        compact: Moves other slots so that a range is free, see `Engine.compact`.
 
     Attributes:
-        lent: The range, None once it has been given back.
+        allocated: The range, None once it has been freed.
         kept: Tokens whose K/V rows stay valid after a reset or restore, until the next write.
     """
 
@@ -31,17 +31,17 @@ class KvRows:
         passes: TargetPasses,
         drafter: Drafter | None,
         sequence: Sequence,
-        lent: range,
+        rows: range,
         over: int,
-        gather: Callable[[int, range | None], bool],
+        compact: Callable[[int, range | None], bool],
     ) -> None:
         self.passes, self.drafter, self.sequence, self.over = passes, drafter, sequence, over
-        self.lent: range | None = lent
+        self.allocated: range | None = rows
         self.kept: tuple[int, ...] = ()
-        self._gather = gather
+        self._compact = compact
         self._written = 0  # rows that a prompt has come to
         # rows behind the sequence in which earlier ones may have left something; see `overwrite`
-        self._stale = range(passes.rows.take_stale(lent))
+        self._stale = range(passes.rows.take_stale(rows))
         self._stale_rings = False
 
     # ---- range
@@ -49,23 +49,23 @@ class KvRows:
     @property
     def room(self) -> int:
         """Tokens that can still be committed without more rows."""
-        return 0 if self.lent is None else len(self.lent) - self.over - self.sequence.n_tokens
+        return 0 if self.allocated is None else len(self.allocated) - self.over - self.sequence.n_tokens
 
     def grow(self, n: int) -> bool:
         """Extend the range to n tokens, moving it if needed; False if no contiguous range is large enough."""
-        rows, pool, n = self.lent, self.passes.rows, n + self.over
+        rows, pool, n = self.allocated, self.passes.rows, n + self.over
         assert rows is not None
         if len(rows) >= n:
             return True
         longer = pool.extend(rows, n)
-        if longer is None and self._go_elsewhere(n):
+        if longer is None and self._relocate(n):
             return True
-        if longer is None and self._gather(n, rows):
-            rows = self.lent or rows  # it may have moved, too
+        if longer is None and self._compact(n, rows):
+            rows = self.allocated or rows  # it may have moved, too
             longer = pool.extend(rows, n)
         if longer is None:
             return False
-        self.lent, self.sequence.end_row = longer, longer.stop
+        self.allocated, self.sequence.end_row = longer, longer.stop
         if found := pool.take_stale(longer):
             self._stale = range(self._stale.start if self._stale else len(rows), max(found, self._stale.stop))
         return True
@@ -79,41 +79,41 @@ class KvRows:
         if not self.grow(n):
             raise NoRoomError(f"no cache rows for {n} tokens are left in one piece beside other sequences")
 
-    def _go_elsewhere(self, n: int) -> bool:
+    def _relocate(self, n: int) -> bool:
         """Move to another range of n rows; False if there is none."""
-        pool, rows = self.passes.rows, self.lent
+        pool, rows = self.passes.rows, self.allocated
         assert rows is not None
         try:
-            longer = pool.lend(n)
+            longer = pool.allocate(n)
         except NoRoomError:
             return False
         try:
-            self._carry(longer)
+            self._move_to(longer)
         finally:
-            pool.give_back(rows if self.lent == longer else longer)
+            pool.free(rows if self.allocated == longer else longer)
         return True
 
     def move(self, to: range) -> None:
         """Move to as many rows elsewhere, free ones or some of its own."""
-        assert self.lent is not None
-        rows = self.lent
+        assert self.allocated is not None
+        rows = self.allocated
         try:
-            self._carry(to)
+            self._move_to(to)
         finally:
-            self.passes.rows.move(rows, self.lent)
+            self.passes.rows.move(rows, self.allocated)
 
-    def _carry(self, to: range) -> None:
-        """Copy the sequence's rows to those of `to`, which the pool keeps for it, and leave zeros where `release` does."""
-        rows, pool, drafter, sequence = self.lent, self.passes.rows, self.drafter, self.sequence
+    def _move_to(self, to: range) -> None:
+        """Move the sequence to `to`, a range that the pool has reserved for it; the old rows are cleared as in `release`."""
+        rows, pool, drafter, sequence = self.allocated, self.passes.rows, self.drafter, self.sequence
         assert rows is not None
         tensors, touched = self.tensors(), rows.start + self.touched
         held = max(len(self.kept), sequence.n_tokens)
         inconsistent, sequence.inconsistent = sequence.inconsistent, True
-        self.passes.carry(tensors.caches, rows.start, to.start, held)
+        self.passes.move_rows(tensors.caches, rows.start, to.start, held)
         seen = drafter.seen(sequence) if drafter else None
         if drafter:
             drafter.leave(sequence)
-        self.lent, sequence.first_row, sequence.end_row = to, to.start, to.stop
+        self.allocated, sequence.first_row, sequence.end_row = to, to.start, to.stop
         if drafter and seen is not None:
             drafter.restore_seen(sequence, seen)
         self._written = 0
@@ -121,28 +121,28 @@ class KvRows:
         left = range(max(rows.start, to.stop), touched)
         if to.start > rows.start:
             left = range(rows.start, min(touched, to.start))
-        self._clear_left(tensors, left)
+        self._clear_vacated(tensors, left)
         sequence.inconsistent = inconsistent
 
     def release(self) -> None:
-        """Give the rows back, and clear the rings."""
-        assert self.lent is not None
-        rows, touched, tensors = self.lent, self.touched, self.tensors()
+        """Free the rows, and clear the rings."""
+        assert self.allocated is not None
+        rows, touched, tensors = self.allocated, self.touched, self.tensors()
         try:
-            self.passes.rows.give_back(rows)
-            self._clear_left(tensors, range(rows.start, rows.start + touched))
+            self.passes.rows.free(rows)
+            self._clear_vacated(tensors, range(rows.start, rows.start + touched))
             if touched:
                 tensors.clear_rings(0)
         finally:
             if self.drafter:
                 self.drafter.leave(self.sequence)
-            self.lent, self.kept, self.sequence.unseen = None, (), ()
+            self.allocated, self.kept, self.sequence.unseen = None, (), ()
 
-    def _clear_left(self, tensors: Tensors, left: range) -> None:
+    def _clear_vacated(self, tensors: Tensors, left: range) -> None:
         """Zero rows that the sequence has left; on a CPU only the first of them, which a pass's padding may read. The pool marks
         the others as stale for their next owner."""
         pool = self.passes.rows
-        pool.left_in(left)
+        pool.mark_stale(left)
         if left:
             cleared = left if self.passes.device.is_gpu else left[:UNIT]
             self.passes.device.synchronize()
@@ -155,7 +155,7 @@ class KvRows:
     def touched(self) -> int:
         """Rows that passes of this sequence or of earlier ones may have written."""
         n = self.sequence.n_tokens
-        beyond = min(n + self.over, len(self.lent or ())) if n else 0
+        beyond = min(n + self.over, len(self.allocated or ())) if n else 0
         return max(self._written, self._stale.stop, beyond)
 
     def writes(self, n: int) -> int:

@@ -26,12 +26,12 @@ from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Workspace
 from ..ggml.weights import Weights
 from ..models.target import Append, Batch, Outputs, Reduction, Target
-from ..state.carry import carry_graph
 from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import ResidentMask
 from ..state.memory import SCRATCH, part_on
-from ..state.pool import APART, CLOSE, RowPool
+from ..state.move_rows import move_graph
+from ..state.pool import ADJACENT, SPACED, RowPool
 from ..state.ring import Below
 from ..state.state import SPARE, TargetState, commit_graph
 from ..state.window import DecodeWindow
@@ -40,7 +40,7 @@ from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
 GRAPHS = 48  # kept for one sequence; batches have twice as many of their own
-CARRIED = 1024  # cache rows moved by one graph run
+MOVED_AT_ONCE = 1024  # cache rows moved by one graph run
 _REDUCIBLE = 1 << 19  # largest vocabulary of which a GPU picks the best KEPT
 _REDUCTION = Reduction(KEPT, WATCHED, BLOCK)
 _REDUCTIONS = Reduction(KEPT, WATCHED, BLOCK, each=True)
@@ -116,7 +116,7 @@ class TargetPasses:
             ResidentMask(device, max_width, max_width, n_rows, ranks=ranks) if max_width else None
         )
         self.window = window
-        self.rows = RowPool(n_rows, APART if device.is_gpu else CLOSE)
+        self.rows = RowPool(n_rows, SPACED if device.is_gpu else ADJACENT)
         self._spare = np.arange(n_rows, n_rows + SPARE)
         self._steps = np.arange(max(self.most_columns, 1), dtype=np.int32)
         self.workspace = Workspace(device) if workspace is None else workspace
@@ -510,12 +510,12 @@ class TargetPasses:
                 inputs[f"{prefix}from{i}"].array[:] = [source for source, _ in moves]
         graph.run()
 
-    def carry(self, caches: Items[Tensor], first: int, to: int, n: int) -> None:
+    def move_rows(self, caches: Items[Tensor], first: int, to: int, n: int) -> None:
         """Copy n cache rows from row `first` to row `to`; the ranges may overlap."""
-        starts = range(0, n, CARRIED)
+        starts = range(0, n, MOVED_AT_ONCE)
         for at in starts if to < first else reversed(starts):
-            size = CARRIED if n - at > CARRIED // 4 else CARRIED // 4
-            graph = self.graphs.get(("carry", size), partial(carry_graph, self.device, caches, size))
+            size = MOVED_AT_ONCE if n - at > MOVED_AT_ONCE // 4 else MOVED_AT_ONCE // 4
+            graph = self.graphs.get(("move", size), partial(move_graph, self.device, caches, size))
             steps = at + np.arange(size)
             steps[n - at :] = at  # surplus entries repeat a copy
             graph.inputs["from"].array[:] = first + steps

@@ -120,8 +120,8 @@ class Shared(Protocol):
         """Expected milliseconds of a step that verifies `nodes` drafted nodes; None if unknown."""
         ...
 
-    def gather(self, n: int, rows: range | None) -> bool:
-        """Move slots so that a lent range can have n rows, or n more can be lent (None); False if there are too few rows."""
+    def compact(self, n: int, rows: range | None) -> bool:
+        """Move slots so that the range `rows` can grow to n, or a new range of n fits (None); False if there are too few rows."""
         ...
 
     def closed(self, state_index: int) -> None:
@@ -137,13 +137,13 @@ class Slot:
     error that names the other, from any thread. Calls on other slots of the engine wait for the current pass.
 
     Args:
-        rows: Lent by the engine.
+        rows: Its cache rows, allocated by the engine.
         lookup: Prompt lookup for this slot's sequences.
     """
 
     def __init__(self, engine: Shared, sequence: Sequence, rows: range, lookup: PromptLookup | None) -> None:
         self.engine, self.sequence, self.lookup = engine, sequence, lookup
-        self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.gather)
+        self.kv = KvRows(engine.passes, engine.drafter, sequence, rows, engine.over, engine.compact)
         self.n_ctx, self.n_vocab, self.tokenizer = engine.n_ctx, engine.n_vocab, engine.tokenizer
         self._claim = Claim()  # exclusive access to the sequence
 
@@ -367,8 +367,8 @@ class Slot:
         state, sequence, kv, n = self.engine.passes.state, self.sequence, self.kv, len(ids)
         held = sequence.first_row + max(len(kv.kept), sequence.n_tokens)
         touched = sequence.first_row + kv.touched
-        assert kv.lent is not None
-        first = min(padded(held, UNIT), (kv.lent.stop - n) // UNIT * UNIT)
+        assert kv.allocated is not None
+        first = min(padded(held, UNIT), (kv.allocated.stop - n) // UNIT * UNIT)
         other = Sequence(first_row=first, state_index=sequence.state_index)
         live, rings = (
             state.live_parts(sequence.state_index),
@@ -637,7 +637,7 @@ class Slot:
     def _there(self) -> None:
         """Raises DeviceError if this slot or its engine is closed."""
         self.engine.alive()
-        if self.kv.lent is None:
+        if self.kv.allocated is None:
             raise DeviceError("this slot is closed")
 
     def _usable(self) -> None:
@@ -650,7 +650,7 @@ class Slot:
     def close(self) -> None:
         """Give the slot back. A preempted sequence keeps what `resume` needs."""
         with self._claim.by("close"), self.engine.passing:
-            if self.kv.lent is not None:
+            if self.kv.allocated is not None:
                 try:
                     self.kv.release()
                     if self.lookup:

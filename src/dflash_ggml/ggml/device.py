@@ -152,9 +152,9 @@ class Buffers:
         free = self._free.setdefault(size, [])
         memory = free.pop() if free else np.empty(size, np.uint8)
         # via a memoryview, so that the base of views is this array, not `memory`
-        lent = np.frombuffer(memory.data, np.uint8)
-        weakref.finalize(lent, free.append, memory).atexit = False
-        return lent
+        array = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(array, free.append, memory).atexit = False
+        return array
 
 
 class Pinned:

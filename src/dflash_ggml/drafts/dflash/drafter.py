@@ -282,21 +282,21 @@ class DFlashDrafter(Drafter):
         self.held[rows.start : rows.stop] = appended
 
     def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.lent] = False
+        self.held[sequence.cache_rows] = False
         self.context.forget_masks()
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.lent][: sequence.n_tokens].copy()
+        return self.held[sequence.cache_rows][: sequence.n_tokens].copy()
 
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.lent]
+        held = self.held[sequence.cache_rows]
         held[: len(seen)] = seen
         held[len(seen) :] = False
         self.context.forget_masks()
 
     def _known_from(self, sequence: Sequence) -> int:
         """The position from which it has seen all tokens."""
-        held = self.held[sequence.lent][: sequence.n_tokens]
+        held = self.held[sequence.cache_rows][: sequence.n_tokens]
         return 0 if held.all() else int(np.flatnonzero(~held)[-1]) + 1
 
 

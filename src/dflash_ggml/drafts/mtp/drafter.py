@@ -246,7 +246,7 @@ class MtpDrafter(Drafter):
             picks[i] += n
             indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), ahead
             self._hold(s.state_index, ahead.start - n, n, end == n)
-            missing = np.flatnonzero(~self.held[s.lent][:end])
+            missing = np.flatnonzero(~self.held[s.cache_rows][:end])
             ranges[0, :, i] = s.first_row + (int(missing[-1]) + 1 if len(missing) else 0)
             ranges[1, :, i] = np.arange(ahead.start + 1, ahead.stop + 1)
         graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
@@ -307,14 +307,14 @@ class MtpDrafter(Drafter):
             self.has_last[sequence.state_index] = True
 
     def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.lent] = False
+        self.held[sequence.cache_rows] = False
         self._forget_last(sequence.state_index, True)
 
     def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.lent][: sequence.n_tokens].copy()
+        return self.held[sequence.cache_rows][: sequence.n_tokens].copy()
 
     def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.lent]
+        held = self.held[sequence.cache_rows]
         held[: len(seen)] = seen
         held[len(seen) :] = False
         self._forget_last(sequence.state_index, len(seen) == 0)

@@ -9,7 +9,7 @@ from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 
 
-def carry_graph(device: Device, caches: Iterable[Tensor], n: int) -> Graph:
+def move_graph(device: Device, caches: Iterable[Tensor], n: int) -> Graph:
     """Graph that copies n rows of each cache [row, n_rows] from the input `from`, int32 [n], to `to`.
 
     Rows are copied as raw words, without rounding. All rows of a cache are read before the first is written, so the ranges may
