@@ -18,7 +18,7 @@ from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
 from dflash_ggml.policy.break_even import BreakEven
-from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, KeptExperts, MemoryPlan
+from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, HostExperts, MemoryPlan
 from reference import tiny_models as tiny
 from reference import toys
 from reference.fake_engine import FakeEngine
@@ -141,7 +141,7 @@ def test_memory(free: int, is_gpu: bool, verdict: str) -> None:
 
 
 def test_host_memory_is_reported_separately() -> None:
-    kept = KeptExperts(3, 900 * MIB, 4096 * MIB)
+    kept = HostExperts(3, 900 * MIB, 4096 * MIB)
     plan = MemoryPlan(512, {"target weights": 30 * MIB}, MARGIN + 30 * MIB, kept)
     check = checks.memory_check(plan, "CUDA0", True)
     assert check.verdict == "ok" and check.text.endswith(
@@ -155,8 +155,8 @@ def test_host_memory_is_reported_separately() -> None:
 
 def test_cpu_offload_needs_host_memory_with_a_margin() -> None:
     size = 900 * MIB
-    assert not KeptExperts(3, size, size + HOST_MARGIN).note
-    short = KeptExperts(3, size, size + HOST_MARGIN - 1)
+    assert not HostExperts(3, size, size + HOST_MARGIN).note
+    short = HostExperts(3, size, size + HOST_MARGIN - 1)
     assert short.is_short and "900 MiB" in short.note
 
 

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 from dflash_ggml.config import ALL_LAYERS, EngineConfig
 from dflash_ggml.engine.memory_planner import DRIVER
 from dflash_ggml.ggml.device import list_devices
-from dflash_ggml.models.experts import LENT
+from dflash_ggml.models.experts import COPY_COLUMNS
 from dflash_ggml.state.memory import MARGIN
 from reference.engine_kit import Solo, fresh, generate, logits_batched, steps
 from reference.toys import MOE_VARIANTS, write_pair
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machin
 SIZES = MOE_VARIANTS[21] | {"n_embd": 512}
 # widths of an expert. ggml's kernels read beyond quantised rows that are no multiple of 512; ours do not take those of 160
 WIDTHS = (512, 768, 160)
-PROMPT = np.random.default_rng(0).integers(0, 60, 3 * LENT + 5).tolist()
+PROMPT = np.random.default_rng(0).integers(0, 60, 3 * COPY_COLUMNS + 5).tolist()
 # root mean square of a row's difference as a part of the row's deviation: of three rows in four, and of any, since two experts
 # that score alike may be swapped. Of two kinds of kernels and caches on the CPU 0.0004 and 0.0006 with F32, which a GPU
 # multiplies as TF32, 0.011 and 0.10 with Q8_0; with one of a layer's experts missing 0.06 and 0.17
@@ -48,7 +48,7 @@ def config(request, tmp_path_factory) -> tuple[EngineConfig, float]:
 @pytest.fixture
 def whole(config) -> Iterator[Solo]:
     with Solo.load(replace(config[0], n_cpu_moe=0)) as engine:
-        assert engine.device.is_gpu and engine.memory.kept is None
+        assert engine.device.is_gpu and engine.memory.host_experts is None
         yield engine
 
 
@@ -73,7 +73,7 @@ def test_prompts_and_outputs(config, whole, layers, capsys) -> None:
 
     with Solo.load(replace(base, n_cpu_moe=layers)) as engine:
         assert engine.device.is_gpu and engine.device.host is not None
-        for n in (1, 7, LENT - 1, LENT, len(PROMPT)):
+        for n in (1, 7, COPY_COLUMNS - 1, COPY_COLUMNS, len(PROMPT)):
             compare(rows_of(engine, PROMPT[:n]), rows_of(whole, PROMPT[:n]))
         for mode in ("plain", "chain", "tree"):
             found = list(steps(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode, keep_rows=True))
@@ -109,9 +109,9 @@ def test_batched_sequences(config, whole) -> None:
 
 
 def test_long_prompts_are_computed_by_the_gpu(config) -> None:
-    """Of a batch of LENT columns the host computes nothing, of a shorter one its layers."""
+    """Of a batch of COPY_COLUMNS columns the host computes nothing, of a shorter one its layers."""
     with Solo.load(replace(config[0], n_cpu_moe=2, draft=None, mode="plain")) as engine:
-        for n, computes in ((LENT, False), (8, True)):
+        for n, computes in ((COPY_COLUMNS, False), (8, True)):
             engine.reset()
             engine.prefill(PROMPT[:n])
             (graph,) = (g for key, g in engine.passes.graphs if key[:2] == ("linear", n))
@@ -127,6 +127,6 @@ def test_what_does_not_fit_is_kept_by_the_host(config, caplog) -> None:
         taken = engine.memory.total
     limit = DRIVER + MARGIN + taken - experts // 3
     with Solo.load(replace(base, gpu_memory=limit)) as engine:
-        assert engine.memory.kept is not None and 1 <= engine.memory.kept.layers < 4
+        assert engine.memory.host_experts is not None and 1 <= engine.memory.host_experts.layers < 4
         assert "does not fit the GPU" in caplog.text
         assert len(generate(fresh(engine), max_tokens=20, mode="tree")) == 20

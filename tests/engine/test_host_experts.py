@@ -21,7 +21,7 @@ from dflash_ggml.files.gguf import GGUFFile
 from dflash_ggml.ggml.device import Device
 from dflash_ggml.models import experts
 from dflash_ggml.models.registry import read_target
-from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
+from dflash_ggml.state.memory import COPIED_EXPERTS, GRAPHS, MARGIN, SCRATCH
 from reference.engine_kit import EXACT, Solo, fresh, generate, steps
 from reference.toys import MOE_VARIANTS, write_pair
 
@@ -44,11 +44,11 @@ def config(pair) -> EngineConfig:
     )
 
 
-@pytest.fixture(params=[False, True], ids=["sent", "lent"])
+@pytest.fixture(params=[False, True], ids=["sent", "copied"])
 def divided(request, monkeypatch) -> None:
-    """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices lent."""
+    """A CPU counts as a device with memory of its own; batches of 16 are computed by the host, or have the matrices copied."""
     monkeypatch.setattr(memory_planner, "has_own_memory", lambda device: True)
-    for module, name in ((experts, "LENT"), (cpu_offload, "LENT"), (loading, "LENT")):
+    for module, name in ((experts, "COPY_COLUMNS"), (cpu_offload, "COPY_COLUMNS"), (loading, "COPY_COLUMNS")):
         monkeypatch.setattr(module, name, 16 if request.param else 1000)
 
 
@@ -62,7 +62,9 @@ def undivided(config) -> Iterator[Solo]:
 def test_every_path_gives_the_same_bits(divided, undivided, config, layers) -> None:
     """Prompts of several sizes, plain, chain, tree with gaps in the path, snapshots."""
     with Solo.load(replace(config, n_cpu_moe=layers)) as engine:
-        assert engine.memory.kept is not None and engine.memory.kept.layers == min(layers, N_LAYERS)
+        assert engine.memory.host_experts is not None and engine.memory.host_experts.layers == min(
+            layers, N_LAYERS
+        )
         for ids in (LONG[:1], LONG[:16], LONG):
             rows = [fresh(e, ids).logits.copy() for e in (undivided, engine)]
             np.testing.assert_array_equal(*rows)
@@ -103,14 +105,14 @@ def test_only_kept_layers_divide_a_graph(divided, config, monkeypatch) -> None:
 
 def test_memory_is_counted_apart(divided, undivided, config) -> None:
     with Solo.load(replace(config, n_cpu_moe=3)) as engine:
-        found = engine.memory.kept
+        found = engine.memory.host_experts
         assert found is not None and found.layers == 3 and not found.is_short
         matrices = 3 * 3 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
-        assert found.nbytes == matrices == engine.passes.weights.kept_bytes
+        assert found.nbytes == matrices == engine.passes.weights.host_bytes
         parts, whole = dict(engine.memory.parts), undivided.memory.parts
         assert whole["target weights"] - parts["target weights"] == matrices
-        lent = 2 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
-        assert parts.pop(LENT_EXPERTS, 0) == (lent if experts.LENT == 16 else 0)
+        copied = 2 * SIZES["n_experts"] * 64 * SIZES["n_ff"] * 4
+        assert parts.pop(COPIED_EXPERTS, 0) == (copied if experts.COPY_COLUMNS == 16 else 0)
         allocated = engine.nbytes
         del parts[GRAPHS], allocated[SCRATCH]
         assert allocated == parts
@@ -121,7 +123,7 @@ def test_memory_is_counted_apart(divided, undivided, config) -> None:
 def test_without_memory_the_file_is_read(divided, undivided, config, monkeypatch, caplog) -> None:
     monkeypatch.setattr(cpu_offload, "free_memory", lambda: 1 << 20)
     with Solo.load(replace(config, n_cpu_moe=N_LAYERS)) as engine:
-        assert engine.memory.kept is not None and engine.memory.kept.is_short
+        assert engine.memory.host_experts is not None and engine.memory.host_experts.is_short
         assert "read from the file as they are needed" in caplog.text
         assert generate(fresh(engine, LONG), max_tokens=30, mode="tree") == generate(
             fresh(undivided, LONG), max_tokens=30, mode="tree"
@@ -143,7 +145,7 @@ def test_as_few_layers_as_it_takes(divided, config, monkeypatch, caplog, layers)
     assert needed(config, layers - 1) > room
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)
     with Solo.load(config) as engine:
-        assert engine.memory.kept is not None and engine.memory.kept.layers == layers
+        assert engine.memory.host_experts is not None and engine.memory.host_experts.layers == layers
         assert caplog.text.count("does not fit the GPU") == 1
         assert len(generate(fresh(engine), max_tokens=5)) == 5
     for few in range(layers):
@@ -166,7 +168,7 @@ def test_tensors_are_made_once(divided, config, monkeypatch) -> None:
     made.clear()
     monkeypatch.setattr(memory_planner, "memory_free", lambda device, limit: room)
     with Solo.load(replace(config, draft=None)) as engine:
-        assert engine.memory.kept is not None and engine.memory.kept.layers == 3
+        assert engine.memory.host_experts is not None and engine.memory.host_experts.layers == 3
     assert len(made) == 1
 
 
@@ -180,7 +182,7 @@ def test_what_cannot_fit_is_refused_as_before(divided, config, monkeypatch) -> N
 def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
     config = EngineConfig(*toy_pair, n_ctx=256, n_threads=1, calibrate="never", n_cpu_moe=2)
     with Solo.load(config) as engine:
-        assert engine.memory.kept is None and engine.device.host is None
+        assert engine.memory.host_experts is None and engine.device.host is None
         assert "no experts in its first 2 layers" in caplog.text
     with closing(Device.cpu(1)) as device, GGUFFile(config.model) as file:
         found = fitting_needs(Opened(device, config, file, read_target(file)))
@@ -190,7 +192,7 @@ def test_a_dense_model_has_none(divided, toy_pair, monkeypatch, caplog) -> None:
 
 def test_on_the_cpu_alone_nothing_is_divided(config) -> None:
     with Solo.load(replace(config, n_cpu_moe=ALL_LAYERS)) as engine:
-        assert engine.memory.kept is None and engine.device.host is None
+        assert engine.memory.host_experts is None and engine.device.host is None
 
 
 def test_an_interrupted_pass_leaves_both_sides_usable(divided, config, monkeypatch) -> None:
@@ -223,7 +225,7 @@ def test_costs_are_kept_apart(divided, config, monkeypatch, tmp_path) -> None:
     assert files[0] != files[1] == files[2]
 
 
-def test_batches_of_what_is_lent_keep_their_size() -> None:
+def test_batches_whose_experts_are_copied_keep_their_size() -> None:
     """A pass takes as long for few tokens as for many: none is made smaller, and what is left over goes into one."""
     batches = BatchSizes(2048, paced=True, is_gpu=True, flat=128)
     batches.took(2048, 10 * SLOWEST)

@@ -18,7 +18,7 @@ from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.ggml.device import list_devices
 from dflash_ggml.session import disk_cache
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
-from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, MARGIN, SCRATCH
+from dflash_ggml.state.memory import COPIED_EXPERTS, GRAPHS, MARGIN, SCRATCH
 from reference import kv_toys, toys
 from reference.engine_kit import EXACT, Solo, fresh, generate, logits_batched, steps
 
@@ -170,7 +170,7 @@ def test_the_memory_plan_is_exact_on_every_device(engines: tuple[Solo, Solo]) ->
     several = engines[1]
 
     def exact(parts: dict[str, int]) -> dict[str, int]:
-        return {n: s for n, s in parts.items() if s and not n.startswith((GRAPHS, LENT_EXPERTS, SCRATCH))}
+        return {n: s for n, s in parts.items() if s and not n.startswith((GRAPHS, COPIED_EXPERTS, SCRATCH))}
 
     for engine in engines:
         assert exact(engine.nbytes) == exact(engine.memory.all_parts)

@@ -16,7 +16,7 @@ from dflash_ggml.errors import ConfigError, DeviceError
 from dflash_ggml.ggml import mailboxes
 from dflash_ggml.models.qwen35 import Qwen35
 from dflash_ggml.session.disk_cache import state_identity
-from dflash_ggml.state.memory import GRAPHS, LENT_EXPERTS, SCRATCH
+from dflash_ggml.state.memory import COPIED_EXPERTS, GRAPHS, SCRATCH
 from reference import kv_toys, toys
 from reference.engine_kit import EXACT, Solo, fresh, generate, logits_batched
 
@@ -155,7 +155,7 @@ def test_a_sequence_moves(engines: tuple[Solo, Solo]) -> None:
 
 def test_the_memory_plan_is_exact_on_both(engines: tuple[Solo, Solo]) -> None:
     def exact(parts: dict[str, int]) -> dict[str, int]:
-        return {n: s for n, s in parts.items() if s and not n.startswith((GRAPHS, LENT_EXPERTS, SCRATCH))}
+        return {n: s for n, s in parts.items() if s and not n.startswith((GRAPHS, COPIED_EXPERTS, SCRATCH))}
 
     one, two = engines
     assert exact(two.nbytes) == exact(two.memory.all_parts)

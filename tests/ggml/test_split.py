@@ -94,11 +94,11 @@ def test_computes_with_weights_wherever_they_lie(
         monkeypatch.setattr(Device, "has_pinned_memory", True)
         monkeypatch.setattr(module, "LockedPages", Locks)
         monkeypatch.setattr(Locks, "can", where == "pages locked")
-    weights = Weights(device, found, kept=["there"]).fill(is_short=where == "too little room")
-    assert weights.kept_bytes == 4 * N * N
+    weights = Weights(device, found, on_host=["there"]).fill(is_short=where == "too little room")
+    assert weights.host_bytes == 4 * N * N
     assert caplog.text.count("are copied to memory") == (where == "not locked")
     room[:] = room if not copied else 0
-    pages = weights._kept._pages
+    pages = weights._on_host._pages
     assert (pages is not None) == (where in ("pages locked", "not locked"))
     held = sum(size for _, size in device.locked)
     assert held >= 4 * N * N if where == "pages locked" else held == 0
@@ -153,7 +153,7 @@ def test_what_shares_a_page_with_locked_weights_is_copied_in_pieces(
     # beside it none is aligned, so that none is used where it lies
     inside = {"before": source(0, n + 90), "there": source(n + 95, 2 * n + 95)}
     inside |= {"between": source(2 * n + 96, 2 * n + 196), "behind": source(2 * n + 200, 4 * n)}
-    weights = Weights(device, inside, kept=["there"]).fill()
+    weights = Weights(device, inside, on_host=["there"]).fill()
     outside = {"later": source(2 * n + 200, 5 * n), "far": source(5 * n, 6 * n)}
     later = Weights(device, outside).fill()
     assert library.copies == 2 + 1 + 2 + 2 + 1
@@ -165,7 +165,7 @@ def test_what_shares_a_page_with_locked_weights_is_copied_in_pieces(
 
 
 def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    weights = Weights(device, sources(matrices()), on_host=["there"]).fill()
     workspace, g = Workspace(device), Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 1))
     g.place(workspace)
@@ -180,7 +180,7 @@ def test_each_side_computes_its_parts(device: Device, monkeypatch: pytest.Monkey
 
 
 def test_graphs_share_memory_and_are_invalidated_together(device: Device) -> None:
-    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    weights = Weights(device, sources(matrices()), on_host=["there"]).fill()
     workspace, small, large, plain = (
         Workspace(device),
         Graph(device, 64),
@@ -216,7 +216,7 @@ def test_strided_results_cross(device: Device) -> None:
 
 
 def test_a_failing_side_is_named(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    weights = Weights(device, sources(matrices()), on_host=["there"]).fill()
     g = Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 1))
     g.place(Workspace(device))
@@ -230,7 +230,7 @@ def test_a_failing_side_is_named(device: Device, monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_read_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that computes as late as it may, runs behind one another too."""
     device, w = defer(monkeypatch), matrices()
-    weights = Weights(device, sources(w), kept=["there"]).fill()
+    weights = Weights(device, sources(w), on_host=["there"]).fill()
     workspace, g = Workspace(device), Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 3))
     part_memory(device, g)
@@ -272,7 +272,7 @@ def test_the_host_waits_for_what_it_reads_only() -> None:
     device = Marking(Device.cpu(1).info, 1, True)
     device.asked = []
     device.join(Device.cpu(1, reference=True), is_host=True)
-    weights = Weights(device, sources(matrices()), kept=["there"]).fill()
+    weights = Weights(device, sources(matrices()), on_host=["there"]).fill()
     workspace, g = Workspace(device), Graph(device, 64)
     both(g, weights, g.input("x", F32, N, 1))
     g.place(workspace)
@@ -410,7 +410,7 @@ def test_layers_on_two_sides_beside_a_host(three: Device) -> None:
     """Weights that the host keeps, in the middle of another side's layers."""
     three.join(Device.cpu(1, reference=True), is_host=True)
     rng, w = np.random.default_rng(0), matrices()
-    weights = Weights(three, sources(w), kept=["there"], sides={"late": 1}).fill()
+    weights = Weights(three, sources(w), on_host=["there"], sides={"late": 1}).fill()
     workspace, g = Workspace(three), Graph(three, 64)
     a = g.mul_mat(weights["late"], g.mul_mat(weights["here"], g.input("x", F32, N, 2)))
     (sent,) = g.to_host(a)

@@ -38,7 +38,7 @@ def pair() -> Iterator[Device]:
 def run_kept(device: Device, experts: Experts, w: dict[str, Source], x: np.ndarray) -> tuple[np.ndarray, int]:
     """What the layer gives, and how often the host computed."""
     assert device.host is not None
-    weights = Weights(device, w, kept=[n for n in w if expert_block(n) is not None]).fill()
+    weights = Weights(device, w, on_host=[n for n in w if expert_block(n) is not None]).fill()
     workspace, g, parts = Workspace(device), Graph(device, 256), []
     g.output(mixture(g, weights, "blk.0.", g.input("x", F32, *x.shape[::-1]), experts), "out")
     g.place(workspace)
@@ -66,10 +66,10 @@ def test_the_host_computes_the_same_bits(alone, pair, kind: str, joined: bool, c
 
 @pytest.mark.parametrize("experts", [QWEN, KINDS["chosen, clamped"]], ids=["scales", "biases"])
 @pytest.mark.parametrize("joined", [False, True], ids=["separate", "joined"])
-def test_for_many_columns_the_matrices_are_lent(
+def test_for_many_columns_the_matrices_are_copied(
     alone, pair, monkeypatch, joined: bool, experts: Experts
 ) -> None:
-    monkeypatch.setattr(layer, "LENT", 8)
+    monkeypatch.setattr(layer, "COPY_COLUMNS", 8)
     w = arrays(experts, joined)
     for part in ("gate_up", "down") if joined else ("gate", "up", "down"):
         w[f"blk.0.ffn_{part}_exps.scale"] = np.linspace(0.5, 2, experts.n_experts, dtype=np.float32)
@@ -80,13 +80,13 @@ def test_for_many_columns_the_matrices_are_lent(
         np.testing.assert_array_equal(found, run(alone, experts, sources(w), x))
 
 
-@pytest.mark.parametrize("lent", [False, True], ids=["sent", "lent"])
-def test_nothing_is_read_before_it_is_there(alone, monkeypatch, lent: bool) -> None:
+@pytest.mark.parametrize("copied", [False, True], ids=["sent", "copied"])
+def test_nothing_is_read_before_it_is_there(alone, monkeypatch, copied: bool) -> None:
     """On a device that computes as late as it may, with its shared expert behind what the host waits for."""
-    monkeypatch.setattr(layer, "LENT", 1 if lent else 100)
+    monkeypatch.setattr(layer, "COPY_COLUMNS", 1 if copied else 100)
     device = defer(monkeypatch)
     w, x = sources(arrays(QWEN)), np.random.default_rng(2).standard_normal((9, 64)).astype(np.float32)
-    weights = Weights(device, w, kept=[n for n in w if expert_block(n) is not None]).fill()
+    weights = Weights(device, w, on_host=[n for n in w if expert_block(n) is not None]).fill()
     workspace, g = Workspace(device), Graph(device, 512)
     y = g.input("x", F32, 64, 9)
     for _ in range(3):
@@ -107,17 +107,17 @@ def test_nothing_is_read_before_it_is_there(alone, monkeypatch, lent: bool) -> N
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0], ids=lambda kind: kind.name)
-def test_rows_of_any_length_are_lent(alone, pair, monkeypatch, kind: Type) -> None:
-    """Rows of 96 quantised values, beyond which a GPU reads. It clears nothing behind a view, so none is lent."""
-    monkeypatch.setattr(layer, "LENT", 1)
+def test_rows_of_any_length_are_copied(alone, pair, monkeypatch, kind: Type) -> None:
+    """Rows of 96 quantised values, beyond which a GPU reads. It clears nothing behind a view, so none is copied."""
+    monkeypatch.setattr(layer, "COPY_COLUMNS", 1)
     to_device, views = Graph.to_device, []
 
-    def lend(g: Graph, t, beside=None):
+    def copy(g: Graph, t, beside=None):
         twin = to_device(g, t, beside)
         views.append(twin.view_src != ffi.NULL)
         return twin
 
-    monkeypatch.setattr(Graph, "to_device", lend)
+    monkeypatch.setattr(Graph, "to_device", copy)
     experts = replace(QWEN, n_ff=96)
     w = packed(arrays(experts), kind)
     x = np.random.default_rng(0).standard_normal((2, experts.n_embd)).astype(np.float32)

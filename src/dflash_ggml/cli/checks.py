@@ -184,7 +184,7 @@ def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) ->
         layers: Number of layers whose experts must go to the host for the rest to fit; 0 if that does not help.
     """
     data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
-    data["kept"] = asdict(plan.kept) if plan.kept else None
+    data["kept"] = asdict(plan.host_experts) if plan.host_experts else None
     if plan.beside:
         names = ("where", "free", "total", "parts")
         data["devices"] = [{name: getattr(one, name) for name in names} for one in plan.devices]

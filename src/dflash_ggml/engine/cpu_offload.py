@@ -1,7 +1,7 @@
 """Experts kept in host memory: which layers, and their size in either memory.
 
 They are those of the first layers, as llama.cpp counts them. A token reads few of them, so the CPU can compute them; for prefill
-batches a layer's matrices are copied to the GPU temporarily ("lent"), which reserves memory for the largest.
+batches a layer's matrices are copied to the GPU temporarily, which reserves memory for the largest.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from ..files.gguf import GGUFFile
 from ..ggml.host import free_memory
 from ..ggml.weights import Weights
-from ..models.experts import LENT, expert_block
-from ..state.memory import KeptExperts
+from ..models.experts import COPY_COLUMNS, expert_block
+from ..state.memory import HostExperts
 
 
-def kept_names(names: Iterable[str], layers: int) -> list[str]:
+def host_names(names: Iterable[str], layers: int) -> list[str]:
     """The tensors of the experts of the first `layers` layers."""
     return [name for name in names if (block := expert_block(name)) is not None and block < layers]
 
@@ -30,25 +30,25 @@ def expert_sizes(file: GGUFFile, n_layers: int) -> list[int]:
     return sizes if any(sizes) else []
 
 
-def kept_experts(weights: Weights, layers: int) -> KeptExperts | None:
-    """What the host keeps of declared weights."""
-    return KeptExperts(layers, weights.kept_bytes, free_memory()) if weights.kept_bytes else None
+def host_experts(weights: Weights, layers: int) -> HostExperts | None:
+    """Experts of declared weights that stay in host memory; None without."""
+    return HostExperts(layers, weights.host_bytes, free_memory()) if weights.host_bytes else None
 
 
-def lent_bytes(sizes: Mapping[str, int], n_batch: int) -> int:
-    """Device memory for the kept matrices that are lent at a time to passes of `n_batch` columns: gate and up of a
+def copied_bytes(sizes: Mapping[str, int], n_batch: int) -> int:
+    """Device memory for the matrices in host memory that a pass of `n_batch` columns copies at a time: gate and up of a
     layer, or down.
 
     Args:
-        sizes: Of the kept tensors, by name.
+        sizes: Of the tensors in host memory, by name.
     """
-    if n_batch < LENT:
+    if n_batch < COPY_COLUMNS:
         return 0
-    lent: dict[tuple[int | None, bool], int] = {}
+    copied: dict[tuple[int | None, bool], int] = {}
     for name, size in sizes.items():
         at = expert_block(name), "ffn_down" in name
-        lent[at] = lent.get(at, 0) + size
-    return max(lent.values(), default=0)
+        copied[at] = copied.get(at, 0) + size
+    return max(copied.values(), default=0)
 
 
 def fewest_layers(sizes: list[int], missing: int) -> int:

@@ -164,7 +164,7 @@ def _facts(config: EngineConfig, passes: TargetPasses, tensors: object) -> dict[
         "device": device.info.description,
         "driver": cuda_driver() if device.is_gpu else None,
         "n_threads": device.n_threads,
-        "kept": passes.weights.kept_bytes,
+        "kept": passes.weights.host_bytes,
         "version": version("dflash-ggml"),
         # a build with other flags has other kernels
         "build": sorted((f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*.so")),

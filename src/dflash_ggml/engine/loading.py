@@ -15,7 +15,7 @@ from ..drafts.registry import open_chosen
 from ..errors import ConfigError, DeviceError, DflashError, ModelFileError
 from ..files.gguf import GGUFFile
 from ..ggml.device import Device
-from ..models.experts import LENT
+from ..models.experts import COPY_COLUMNS
 from ..models.registry import read_target
 from ..models.target import Target
 from ..policy.costs import Costs
@@ -206,7 +206,9 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
     weights, width = wanted.weights, wanted.width
     depth, taps = (draft.depth, draft.taps) if draft else (0, ())
     rows = cache_rows(n_ctx, wanted.over)
-    weights.fill(progress, "target", is_short=wanted.kept is not None and wanted.kept.is_short)
+    weights.fill(
+        progress, "target", is_short=wanted.host_experts is not None and wanted.host_experts.is_short
+    )
     window = decode_window(config)
     if window is not None:
         log.warning(
@@ -243,8 +245,8 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
         log.info("prompts are scored by %s, up to %d tokens, trained for %d", source, scorer.limit, trained)
     of_draft, of_scorer = drafter.nbytes if drafter else {}, scorer.nbytes if scorer else {}
     log.info("%s", memory.against(allocated(passes, of_draft, of_scorer)))
-    # copying lent experts dominates, for few tokens as for many
-    flat = LENT if wanted.kept else None
+    # copying experts dominates the time, for few tokens as for many
+    flat = COPY_COLUMNS if wanted.host_experts else None
     batches = BatchSizes(n_batch, paced, device.is_gpu, flat)
     metadata, lookup = (
         dict(opened.file.metadata),

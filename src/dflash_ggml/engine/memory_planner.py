@@ -18,10 +18,10 @@ from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
 from ..models.target import Target
 from ..state.memory import (
+    COPIED_EXPERTS,
     GRAPHS,
-    LENT_EXPERTS,
     MIB,
-    KeptExperts,
+    HostExperts,
     MemoryPlan,
     Part,
     cache_rows,
@@ -34,7 +34,7 @@ from ..state.spec import StateSpec
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
-from .cpu_offload import expert_sizes, fewest_layers, kept_experts, kept_names, lent_bytes
+from .cpu_offload import copied_bytes, expert_sizes, fewest_layers, host_experts, host_names
 from .kernel_tuning import wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
@@ -46,7 +46,7 @@ USUAL_CONTEXT = 8192  # context that large batches and wide drafts must leave me
 ON_GPU, SMALL_ON_CPU, ON_CPU = (8, 4, 2), (4, 2), (2,)  # default batch of sequences
 SMALL = 6 << 30  # weight bytes of a small model
 SHORTER = 1 / 16  # share of a memory-limited context that slots may take
-_LENT_BATCH = 2048  # prefill tokens that amortise lent experts: worth more than a layer or two on the GPU
+_COPY_BATCH = 2048  # prefill tokens that amortise copied experts: worth more than a layer or two on the GPU
 
 
 def has_own_memory(device: Device) -> bool:
@@ -119,7 +119,7 @@ class MemoryNeeds:
         width: Columns of the widest tree.
         over: Cache rows beyond the context, for all sequences; over_each: for one, beyond its tokens.
         notes: Changes made for the device.
-        kept: Experts that stay in host memory.
+        host_experts: Experts that stay in host memory.
         n_states: Sequences decoded in a batch.
         placement: The side of each part.
         where: The same in words, by side; empty for a single side.
@@ -134,7 +134,7 @@ class MemoryNeeds:
     over: int
     over_each: int
     notes: list[str]
-    kept: KeptExperts | None = None
+    host_experts: HostExperts | None = None
     n_states: int = 1
     placement: Placement = ONE_SIDE
     where: tuple[str, ...] = ()
@@ -172,17 +172,17 @@ class MemoryNeeds:
         if self.where:
             beside = (replace(one, where=where) for one, where in zip(plan.beside, self.where[1:]))
             plan = replace(plan, where=self.where[0], beside=tuple(beside))
-        return replace(plan, kept=self.kept)
+        return replace(plan, host_experts=self.host_experts)
 
     def choose(self, n_ctx: int, free: int | Sequence[int]) -> tuple[KvTypes, int]:
         """The first cache types with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batch that
-        fits with them with scratch memory a small share of it, or the smallest of all. Where a batch amortises lent experts, the
-        share may be larger."""
+        fits with them with scratch memory a small share of it, or the smallest of all. Where a batch amortises copied experts,
+        the share may be larger."""
         fitting = (types for types in self.kv if plan(self.parts(types), self.over, n_ctx, free).fits)
         kv = next(fitting, self.kv[0])
         for n_batch in self.batches[:-1]:
             found = plan(self.parts(kv, n_batch), self.over, n_ctx, free)
-            part = 4 if self.kept else 16
+            part = 4 if self.host_experts else 16
             small = all(part * one.parts.get(GRAPHS, 0) <= one.free for one in found.devices)
             if found.fits and small and n_batch < 2 * n_ctx:
                 return kv, n_batch
@@ -248,18 +248,22 @@ class MemoryNeeds:
                 shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
             if wide := wide_bytes(side, shapes, n_batch):
                 parts.append(Part("wide matmuls", lambda rows: wide, "lower the batch size (-b)"))
-            if lent := lent_bytes({name: n for name, n in weights.kept.items() if name in here}, n_batch):
-                parts.append(Part(LENT_EXPERTS, lambda rows: lent))
+            if copied := copied_bytes(
+                {name: n for name, n in weights.host_sizes.items() if name in here}, n_batch
+            ):
+                parts.append(Part(COPIED_EXPERTS, lambda rows: copied))
             parts.append(Part(GRAPHS, partial(scratch, side.index), "lower the batch size (-b)"))
             return [replace(part, side=side.index) for part in parts]
 
         return [part for side in device.sides if side is not device.host for part in on(side)]
 
     def usual(self) -> MemoryPlan:
-        """The plan with the preferred cache types, in the smallest batches or, with lent experts, in batches that amortise the
+        """The plan with the preferred cache types, in the smallest batches or, with copied experts, in batches that amortise the
         copies."""
         n_ctx = self.opened.usual_context
-        n_batch = _LENT_BATCH if self.kept and _LENT_BATCH in self.batches and n_ctx >= _LENT_BATCH else 0
+        n_batch = (
+            _COPY_BATCH if self.host_experts and _COPY_BATCH in self.batches and n_ctx >= _COPY_BATCH else 0
+        )
         return plan(self.parts(self.kv[0], n_batch), self.over, n_ctx, self.opened.free)
 
     def layers_to_keep(self) -> int:
@@ -281,8 +285,8 @@ class MemoryNeeds:
 
         if not fits(len(sizes)):
             return 0
-        kept = self.kept.layers if self.kept else 0
-        first = fewest_layers(sizes, sum(sizes[:kept]) + sum(one.missing for one in self.usual().devices))
+        on_host = self.host_experts.layers if self.host_experts else 0
+        first = fewest_layers(sizes, sum(sizes[:on_host]) + sum(one.missing for one in self.usual().devices))
         return next(layers for layers in range(max(first, 1), len(sizes) + 1) if fits(layers))
 
     def checked(self) -> tuple[KvTypes, int, MemoryPlan]:
@@ -331,8 +335,8 @@ def memory_needs(
     """
     device, config, target, draft = opened.device, opened.config, opened.target, opened.draft
     layers = min((config.n_cpu_moe or 0) if layers is None else layers, target.n_layers)
-    kept = kept_names(target.tensors(), layers) if has_own_memory(device) else []
-    if kept and device.host is None:
+    on_host = host_names(target.tensors(), layers) if has_own_memory(device) else []
+    if on_host and device.host is None:
         device.join(open_cpu(config), is_host=True)
     heads = [layer.head_dim for layer in target.state_spec().kv]
     kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
@@ -349,18 +353,18 @@ def memory_needs(
         if device.n_ranks > 1:
             placement = in_ranks(target.n_layers, device.n_ranks)
         else:
-            placement = _place(opened, sources, kept, kv[0], over_all(over, n_states))
+            placement = _place(opened, sources, on_host, kv[0], over_all(over, n_states))
         where = tuple(
             placement.words(device, side.index, draft is not None)
             for side in device.sides
             if side is not device.host
         )
     sides = {name: side for name in sources if (side := placement.side(name))}
-    weights = Weights(device, sources, kept=kept, sides=sides)
-    experts = kept_experts(weights, layers)
+    weights = Weights(device, sources, on_host=on_host, sides=sides)
+    experts = host_experts(weights, layers)
     if experts and experts.note:
         notes.append(experts.note)
-    if config.n_cpu_moe and has_own_memory(device) and not kept:
+    if config.n_cpu_moe and has_own_memory(device) and not on_host:
         notes.append(f"n_cpu_moe: {config.model} has no experts in its first {layers} layers")
     if config.gpu_memory is not None and not device.is_gpu:
         notes.append(
@@ -384,7 +388,7 @@ def memory_needs(
 
 
 def _place(
-    opened: Opened, sources: Mapping[str, Source], kept: Iterable[str], kv: KvTypes, over: int
+    opened: Opened, sources: Mapping[str, Source], on_host: Iterable[str], kv: KvTypes, over: int
 ) -> Placement:
     """Distribute a target's layers, with their state at a usual context length, over the sides."""
     device, config, target, draft = opened.device, opened.config, opened.target, opened.draft
@@ -394,7 +398,7 @@ def _place(
     taken = dict.fromkeys(range(len(device.sides)), 0)
     at = Placement(tuple(range(target.n_layers)))
     for name, s in sources.items():
-        if name in kept:
+        if name in on_host:
             continue
         if LAYER.match(name):
             layers[at.side(name)] += s.nbytes

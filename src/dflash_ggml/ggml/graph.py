@@ -299,7 +299,7 @@ class Graph(Operations):
 
     # ---- the CPU beside a GPU
 
-    def is_kept(self, t: Tensor) -> bool:
+    def is_on_host(self, t: Tensor) -> bool:
         """Whether `t` is a weight in host memory; operations with it need `to_host` and `to_device`."""
         host = self.device.host
         return host is not None and self.device.side(t) == host.index

@@ -62,7 +62,7 @@ class Weights(Mapping):
         device: The first of the devices.
         sources: The file's tensors.
         gathered: Matrices with row lookup, which keep their layout.
-        kept: Names of those that stay in host memory.
+        on_host: Names of those that stay in host memory.
         sides: The side of each tensor that is not on the first.
 
     Raises:
@@ -78,7 +78,7 @@ class Weights(Mapping):
             "per_layer_token_embd.weight",
             "rank1.token_embd.weight",
         ),
-        kept: Iterable[str] = (),
+        on_host: Iterable[str] = (),
         sides: Mapping[str, int] | None = None,
     ) -> None:
         self._device = device
@@ -88,13 +88,13 @@ class Weights(Mapping):
         self._sources: Mapping[str, Source] | None = sources
         gathered = set(gathered)
         groups: dict[tuple[Device, Any], list[str]] = {}
-        self._kept = Kept(device, {name: sources[name] for name in kept})
-        self._tensors |= self._kept.tensors
+        self._on_host = HostWeights(device, {name: sources[name] for name in on_host})
+        self._tensors |= self._on_host.tensors
         for name, s in sources.items():
             by = device if sides is None else device.sides[sides.get(name, 0)]
             plain = by.buffer_type
             is_matrix = len(s.shape) in (2, 3) and s.shape[1] > 1 and name not in gathered and s.type != F32
-            layouts = by.matmul_buffer_types() if is_matrix and name not in self._kept.tensors else []
+            layouts = by.matmul_buffer_types() if is_matrix and name not in self._on_host.tensors else []
             chosen = next((b for b in layouts if _suits(by, s, b)), plain)
             if is_matrix and chosen == plain and not _can_multiply(by, s, plain):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
@@ -104,7 +104,7 @@ class Weights(Mapping):
                 raise ModelFileError(
                     f"tensor {name}: {by.info.name} cannot look rows up in type {kind}; use another quantisation"
                 )
-            if name not in self._kept.tensors:
+            if name not in self._on_host.tensors:
                 groups.setdefault((by, chosen), []).append(name)
         for (by, buffer_type), names in groups.items():
             store = Store(by, len(names), buffer_type)
@@ -144,7 +144,7 @@ class Weights(Mapping):
             if progress:
                 progress(stage, done, total)
 
-        self._kept.fill(is_short, count)
+        self._on_host.fill(is_short, count)
         for store, names in self._groups:
             if not names:
                 continue
@@ -197,14 +197,14 @@ class Weights(Mapping):
         return sum(memoryview(data).nbytes for by, (_, data) in self._mapped if by is side)
 
     @property
-    def kept(self) -> dict[str, int]:
+    def host_sizes(self) -> dict[str, int]:
         """Bytes of each tensor in host memory."""
-        return {name: lib.ggml_nbytes(t) for name, t in self._kept.tensors.items()}
+        return {name: lib.ggml_nbytes(t) for name, t in self._on_host.tensors.items()}
 
     @property
-    def kept_bytes(self) -> int:
+    def host_bytes(self) -> int:
         """Bytes of host memory."""
-        return self._kept.nbytes
+        return self._on_host.nbytes
 
     def _map(self, device: Device, names: list[str], sources: Mapping[str, Source]) -> None:
         """Point CPU tensors into the file's mapping."""
@@ -215,14 +215,14 @@ class Weights(Mapping):
     def close(self) -> None:
         """Free the device memory; tensors in the file's mapping stay as they are."""
         self._tensors.clear()
-        self._kept.close()
+        self._on_host.close()
         for store, _ in self._groups:
             store.close()
         self._groups.clear()
         self._mapped.clear()
 
 
-class Kept:
+class HostWeights:
     """Weights in host memory: in the file's mapping, page-locked so that a GPU reads them directly; otherwise copied to pinned
     memory."""
 

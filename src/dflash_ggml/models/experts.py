@@ -19,7 +19,7 @@ from .feed_forward import Dense, matmul, swiglu
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
 # columns from which host matrices are copied to the device, instead of sending columns to the host
-LENT = 128
+COPY_COLUMNS = 128
 
 _LEAST_SUM = 2.0**-14  # least sum of a token's weights, the divisor
 _LARGEST = 3e38
@@ -128,9 +128,9 @@ def mixture(
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
     shared, beside = None, w[f"{name}ffn_gate_inp.weight"]
-    if not g.is_kept(w[f"{name}ffn_down_exps.weight"]):
+    if not g.is_on_host(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
-    elif y.ne[1] >= LENT:
+    elif y.ne[1] >= COPY_COLUMNS:
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids, beside)
     else:
         sent, sent_ids = g.to_host(y, ids)

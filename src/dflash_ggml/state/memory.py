@@ -14,8 +14,8 @@ from ..errors import DeviceError
 MIB = 1 << 20
 GRAPHS = "graphs (estimate)"  # part name in the plan, allocated as SCRATCH
 SCRATCH = "scratch"
-LENT_EXPERTS = "lent experts"  # a part allocated with it
-_ESTIMATED = (GRAPHS, LENT_EXPERTS)
+COPIED_EXPERTS = "lent experts"  # a part allocated with it; the name is a key in `dflash-doctor --json`
+_ESTIMATED = (GRAPHS, COPIED_EXPERTS)
 HOST_MARGIN = 1024 * MIB  # share of host memory left to other programs
 MARGIN = 512 * MIB  # left free for the driver, cuBLAS, fragmentation, a desktop
 ADVICE = "take a smaller quantisation of the model, or stay on the CPU (-ngl 0)"
@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptExperts:
+class HostExperts:
     """Experts of the first `layers` layers in host memory: their bytes, and the host's free bytes."""
 
     layers: int
@@ -65,7 +65,7 @@ class MemoryPlan:
     Of several devices this is the first one's plan.
 
     Attributes:
-        kept: Experts in host memory.
+        host_experts: Experts in host memory.
         beside: The plans of the other devices.
         where: Description of each device and its parts.
     """
@@ -73,7 +73,7 @@ class MemoryPlan:
     n_ctx: int
     parts: dict[str, int]
     free: int
-    kept: KeptExperts | None = None
+    host_experts: HostExperts | None = None
     beside: tuple[MemoryPlan, ...] = ()
     where: str = ""
 
@@ -127,7 +127,7 @@ class MemoryPlan:
         same = sum(size for name, size in allocated.items() if size == parts.get(name))
         planned = dict(parts)
         for name in [name for name in planned if name.startswith(_ESTIMATED)]:
-            where = name.removeprefix(GRAPHS).removeprefix(LENT_EXPERTS)
+            where = name.removeprefix(GRAPHS).removeprefix(COPIED_EXPERTS)
             planned[SCRATCH + where] = planned.get(SCRATCH + where, 0) + planned[name]
         others = [
             f"{name} {size / MIB:.1f} MiB, planned {planned.get(name, 0) / MIB:.1f}"
@@ -143,7 +143,7 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         devices = "; on ".join(plan._sizes for plan in self.devices if plan.total or plan is self)
-        kept = f"; {self.kept}" if self.kept else ""
+        kept = f"; {self.host_experts}" if self.host_experts else ""
         return f"{self.n_ctx} tokens of context: {'on ' if self.where else ''}{devices}{kept}"
 
     @property
