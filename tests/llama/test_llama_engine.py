@@ -150,7 +150,7 @@ def test_cached_prefixes_change_nothing(llm: Llama, f32_target: Path, f32_draft:
             log = logs[name]
             log.append({"role": "user", "content": f"# task {name}{turn}\n" + CODE * (2 + turn % 2)})
             answer, begin = chat(llm, log)
-            bare.session.scheduler.borrow(lambda slot: slot.reset())
+            bare.session.scheduler.run_on_slot(lambda slot: slot.reset())
             assert chat(bare, log)[0] == answer != ""
             if len(log) > 1:
                 new = len(llm.tokenize(log[-1]["content"].encode())) + len(

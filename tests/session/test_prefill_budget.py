@@ -229,14 +229,14 @@ def test_lent_time_is_earned_again_before_the_next_chunk():
     beside.settle()
     for _ in range(100):
         beside.step()
-    beside.budget.lent(0.5)
+    beside.budget.debit(0.5)
     assert beside.steps_until(Waiting(300)) * beside.machine.decode(8) * SHARE[True] >= 0.4
 
 
 def test_a_new_batch_owes_nothing_of_what_others_waited_for():
     beside = Beside(H100)
     beside.settle()
-    beside.budget.lent(10.0)
+    beside.budget.debit(10.0)
     assert beside.budget.choose([Waiting(300)], 0, beside.now) is not None
     assert beside.budget.choose([Waiting(300)], 1, beside.now) is not None
 

@@ -224,13 +224,13 @@ def test_same_output_with_and_without_cache(plan: list[tuple[str, int, bool]], b
             del log[2 * keep :]
             log.append(user(f"{name} says something of some length, number {len(log)}"))
             answer, begin = speak(cached, log)
-            plain.scheduler.borrow(lambda slot: slot.reset())
+            plain.scheduler.run_on_slot(lambda slot: slot.reset())
             assert speak(plain, log)[0] == answer
             assert begin.cached_n <= begin.prompt_n
             log.append(assistant(answer))
         else:
             request = CompletionRequest(prompt=name * (20 + 30 * keep), sampling=GREEDY, max_tokens=7)
-            plain.scheduler.borrow(lambda slot: slot.reset())
+            plain.scheduler.run_on_slot(lambda slot: slot.reset())
             texts = [
                 [e.text for e in run_completion(s, request) if isinstance(e, TextDelta)]
                 for s in (cached, plain)

@@ -43,7 +43,7 @@ class FixedBudget:
     def decoded(self, seconds: float, n: int) -> None:
         self._is_spent = False
 
-    def lent(self, seconds: float) -> None:
+    def debit(self, seconds: float) -> None:
         pass
 
 
@@ -196,7 +196,7 @@ def test_a_sequence_that_is_short_of_rows_can_be_cancelled(monkeypatch: pytest.M
     monkeypatch.setattr(on.engine, "step", lambda runs: [NoRoomError("no rows") for _ in runs])
     monkeypatch.setattr(on.scheduler, "_grow", lambda generation: False)
     on.scheduler.iterate()
-    assert first.is_short and second.is_prefilling
+    assert first.lacks_rows and second.is_prefilling
     stop.set()
     on.scheduler.iterate()
     assert first.ended and first.error is None and reason(first) == "cancelled"

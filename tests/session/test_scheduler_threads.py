@@ -1,4 +1,4 @@
-"""Tests of several threads at one scheduler: abandoned streams, calls from inside steps, errors, borrowed slots, closing."""
+"""Tests of several threads at one scheduler: abandoned streams, calls from inside steps, errors, tasks on slots, closing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_thread_that_calls_again_cuts_off_the_stream_that_it_left() -> None:
     on = session(2)
     for call in (
         lambda: list(run_completion(on, request(2))),
-        lambda: on.scheduler.borrow(lambda slot: None),
+        lambda: on.scheduler.run_on_slot(lambda slot: None),
     ):
         stream = run_completion(on, request(1, **ENDLESS))
         next(stream), next(stream)
@@ -133,7 +133,7 @@ def test_a_call_from_inside_a_step_is_refused(has_thread: bool) -> None:
     def meddle(step: Any) -> None:
         for call in (
             lambda: list(run_completion(on, request(2))),
-            lambda: on.scheduler.borrow(lambda slot: None),
+            lambda: on.scheduler.run_on_slot(lambda slot: None),
             on.close,
         ):
             with pytest.raises(ConfigError, match="inside a step"):
@@ -299,7 +299,7 @@ def test_embeddings_beside_sequences(has_thread: bool) -> None:
 
 @pytest.mark.parametrize("has_thread", [False, True])
 def test_running_sequences_have_a_step_between_two_loans(has_thread: bool) -> None:
-    """Two clients that borrow all the time."""
+    """Two clients that run tasks all the time."""
     on = session(3)
     engine: Any = on.engine
     found = submitted(on, *(request(i, **ENDLESS) for i in range(2)))
@@ -309,7 +309,7 @@ def test_running_sequences_have_a_step_between_two_loans(has_thread: bool) -> No
 
     def client() -> None:
         for _ in range(8):
-            on.scheduler.borrow(lambda slot: steps.append(len(engine.log)))
+            on.scheduler.run_on_slot(lambda slot: steps.append(len(engine.log)))
 
     if has_thread:
         on.scheduler.start()
@@ -324,7 +324,7 @@ def test_a_loan_waits_until_sequences_have_had_their_time() -> None:
     (generation,) = submitted(on, request(0, max_tokens=200, ignore_eos=True))
     while not generation.is_decoding:
         on.scheduler.iterate()
-    on.scheduler.budget.lent(1e9)
+    on.scheduler.budget.debit(1e9)
     embed(on, [72, 73, 74])  # once none decodes any more
     assert generation.ended
     on.close()
@@ -367,10 +367,10 @@ def test_work_on_a_loan_may_meet_the_scheduler() -> None:
     def work(slot: Any) -> None:
         run.close()
         with pytest.raises(ConfigError, match="inside"):
-            on.scheduler.borrow(lambda other: None)
+            on.scheduler.run_on_slot(lambda other: None)
         done.append("done")
 
-    in_threads(lambda: on.scheduler.borrow(work), guard=5)
+    in_threads(lambda: on.scheduler.run_on_slot(work), guard=5)
     assert done == ["done"]
     on.scheduler.iterate()
     assert on.scheduler.counts["running"] == 0

@@ -92,7 +92,7 @@ def compared(
         ms = dict[Mode | None, float]()
         for mode in (None, "plain") if len(found) % 2 == 0 else ("plain", None):  # type: Mode | None
             # otherwise prompt lookup would find the earlier answer
-            session.scheduler.borrow(lambda slot: slot.slot.forget())
+            session.scheduler.run_on_slot(lambda slot: slot.slot.forget())
             again = decode_again(session, prepared, n, meter, should_stop, mode)
             if again is None or not again.ms:
                 return found

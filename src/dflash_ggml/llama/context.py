@@ -136,7 +136,7 @@ class LlamaContext:
         if self._session is None:
             work()
         else:
-            self._session.scheduler.borrow(lambda slot: work())
+            self._session.scheduler.run_on_slot(lambda slot: work())
 
     def close(self) -> None:
         """Free the engine; a second call does nothing."""
@@ -193,7 +193,7 @@ class LlamaContext:
     def on_slot(self, work: Callable[[CachedSlot], T], more: int = 0) -> T:
         """Run a function between two steps on the slot with the longest prefix of the context, with rows for `more` tokens."""
         ids = self.ids.tolist()
-        return self.session.scheduler.borrow(work, ids, len(ids) + more + 1)
+        return self.session.scheduler.run_on_slot(work, ids, len(ids) + more + 1)
 
     def _evaluate(self, slot: CachedSlot, ids: list[int]) -> None:
         """Load exactly ids into a slot, with the logits of the last one."""

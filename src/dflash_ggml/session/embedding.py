@@ -42,7 +42,7 @@ def embed(
         elif pooling == "last" or not kept:
             kept[:] = [rows[-1] if pooling == "last" else rows[0]]
 
-    session.scheduler.borrow(lambda slot: slot.slot.hidden_states(ids, take, should_stop), room=len(ids))
+    session.scheduler.run_on_slot(lambda slot: slot.slot.hidden_states(ids, take, should_stop), room=len(ids))
     if pooling == "mean":
         return (sums / max(n, 1)).astype(np.float32)
     if not kept:

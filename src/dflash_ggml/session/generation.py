@@ -59,7 +59,7 @@ class Generation:
         preempted: Its snapshot while others have the cache rows.
         remaining: Tokens still to prefill.
         since: Arrival in seconds.
-        is_short: It lacks cache rows.
+        lacks_rows: It lacks cache rows.
         runs_ahead: It continues while its caller does not wait.
         reader: The thread that last requested an event.
     """
@@ -86,7 +86,7 @@ class Generation:
         self.slot: CachedSlot | None = None
         self.sequence: Decoding | None = None
         self.preempted: Snapshot | None = None
-        self.is_short = False
+        self.lacks_rows = False
         self.mark = 0.0  # start of the current lap
 
     @property

@@ -129,7 +129,7 @@ class PrefillBudget:
     def _earn(self, step: float) -> None:
         self._balance = min(self._balance + self._share * step, self._limit)
 
-    def lent(self, seconds: float) -> None:
+    def debit(self, seconds: float) -> None:
         """Debit time that decoding sequences waited for other work."""
         self._balance -= seconds
 

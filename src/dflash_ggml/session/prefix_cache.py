@@ -83,7 +83,7 @@ class PrefixCache:
         else:
             self._add(key, snapshot)
         while self.nbytes > self.budget:
-            if not self._shed_rows():
+            if not self._drop_rows():
                 worst = min(self._entries, key=lambda k: self._worth(self._entries[k]))
                 self._clock = self._worth(self._entries[worst])
                 self._drop(worst)
@@ -174,7 +174,7 @@ class PrefixCache:
         entry.snapshot = snapshot
         self._count(snapshot, 1)
 
-    def _shed_rows(self) -> bool:
+    def _drop_rows(self) -> bool:
         """Drop rows that a slot also has; returns whether there were any."""
         found = [entry for entry in self._entries.values() if entry.snapshot.rows is not None]
         found = [entry for entry in found if self.on_device(entry.snapshot)]

@@ -61,7 +61,7 @@ class Tally:
         self.emitted += sum([len(step.tokens) for step in steps])
 
 
-class Loan(Generation):
+class SlotTask(Generation):
     """A caller's function to run on a slot between two steps.
 
     Args:
@@ -150,17 +150,17 @@ class Scheduler:
                 self._drop()
             self._notify()
 
-    def borrow(self, work: Callable[[CachedSlot], T], ids: Sequence[int] = (), room: int = 1) -> T:
+    def run_on_slot(self, work: Callable[[CachedSlot], T], ids: Sequence[int] = (), room: int = 1) -> T:
         """Run a function on a free slot between two steps: that with the longest prefix of `ids`, with `room` rows."""
-        loan = Loan(work, ids, max(min(room, self.engine.n_ctx), 1))
-        self.submit(loan)
+        task = SlotTask(work, ids, max(min(room, self.engine.n_ctx), 1))
+        self.submit(task)
         try:
-            self._wait(loan)
+            self._wait(task)
         finally:
-            loan.abandoned = True
-        if loan.error is not None:
-            raise loan.error
-        return loan.result  # type: ignore[return-value]
+            task.abandoned = True
+        if task.error is not None:
+            raise task.error
+        return task.result  # type: ignore[return-value]
 
     def is_driven_here(self) -> bool:
         """Whether the caller is inside an iteration."""
@@ -194,12 +194,12 @@ class Scheduler:
         try:
             while not (generation.events or generation.ended):
                 with self._driver:
-                    goes_on = bool(generation.events or generation.ended) or self.iterate()
+                    progressed = bool(generation.events or generation.ended) or self.iterate()
                     seen = self._version
-                    if not goes_on:  # it may be waiting for the stream of a thread that has ended
+                    if not progressed:  # it may be waiting for the stream of a thread that has ended
                         self._cut_off(lambda reader: reader is not me and not reader.is_alive())
                 with self._lock:
-                    if not goes_on and seen == self._version:
+                    if not progressed and seen == self._version:
                         self._changed.wait(POLL_S)
         finally:
             generation.is_awaited = False
@@ -269,20 +269,20 @@ class Scheduler:
             did = dropped or admitted or prefilled or stepped
             return did
         finally:
-            goes_on = any(generation.is_decoding for generation in self.running)
-            if self._thread is not None and self.engine.device.is_gpu and goes_on:
+            still_decoding = any(generation.is_decoding for generation in self.running)
+            if self._thread is not None and self.engine.device.is_gpu and still_decoding:
                 # deliver events while the next step waits for the GPU: waking threads now would delay that step
                 self._is_unnotified = True
                 self.engine.device.before_waiting(self._notify)
             elif did:
                 self._notify()
 
-    def _goes_on(self, generation: Generation) -> bool:
+    def _may_advance(self, generation: Generation) -> bool:
         return self._thread is not None or generation.is_awaited or generation.runs_ahead
 
     def _active(self) -> list[Generation]:
         """Running generations that may advance now."""
-        return [generation for generation in self.running if self._goes_on(generation)]
+        return [generation for generation in self.running if self._may_advance(generation)]
 
     def _decoding(self) -> list[Generation]:
         return [generation for generation in self._active() if generation.is_decoding]
@@ -315,7 +315,7 @@ class Scheduler:
                 if generation.abandoned:
                     self._end(generation)
                 elif (
-                    self._goes_on(generation)
+                    self._may_advance(generation)
                     and generation.should_stop is not None
                     and generation.should_stop()
                 ):
@@ -333,9 +333,9 @@ class Scheduler:
         While sequences decode, at most one admission per step copies K/V rows. None is admitted while a running sequence lacks
         rows, which have priority.
         """
-        did = lent = False
+        did = ran_task = False
         copies, is_decoding = self.slots.copies, bool(self._decoding())
-        if any(generation.is_short for generation in self.running):
+        if any(generation.lacks_rows for generation in self.running):
             return did
         for generation in self._active():
             if generation.preempted is not None:
@@ -345,14 +345,14 @@ class Scheduler:
                 if is_decoding:  # its own rows were copied
                     return did
         with self._lock:
-            waiting = [generation for generation in self.waiting if self._goes_on(generation)]
+            waiting = [generation for generation in self.waiting if self._may_advance(generation)]
         for generation in waiting:
             if isinstance(generation, Scoring):
                 did |= self._start_scoring(generation)
                 continue
             if self._is_prefilled_elsewhere(generation):
                 continue
-            if isinstance(generation, Loan) and (lent or not self._may_lend(generation)):
+            if isinstance(generation, SlotTask) and (ran_task or not self._may_run_task(generation)):
                 continue  # decode a step between two copies
             with self._work_on(generation):
                 generation.slot = self._slot_for(generation)
@@ -361,9 +361,9 @@ class Scheduler:
                 with self._lock:
                     self.waiting.remove(generation)
                     self.running.append(generation)
-                if isinstance(generation, Loan):
-                    lent = True
-                    self._lend(generation, generation.slot)
+                if isinstance(generation, SlotTask):
+                    ran_task = True
+                    self._run_task(generation, generation.slot)
                 else:
                     self._start(generation, generation.slot)
             did = True
@@ -401,20 +401,20 @@ class Scheduler:
             return None
         raise NoRoomError(f"no cache rows for {room} tokens are free; lower --parallel")
 
-    def _may_lend(self, loan: Loan) -> bool:
+    def _may_run_task(self, task: SlotTask) -> bool:
         """Whether decoding sequences can wait for a caller's work; it counts like a prompt of so many tokens."""
-        return self.budget.choose([loan], len(self._decoding()), time.perf_counter()) is not None
+        return self.budget.choose([task], len(self._decoding()), time.perf_counter()) is not None
 
-    def _lend(self, loan: Loan, slot: CachedSlot) -> None:
+    def _run_task(self, task: SlotTask, slot: CachedSlot) -> None:
         """Run a caller's work on a slot."""
 
         def work() -> None:
-            loan.result = loan.work(slot)
+            task.result = task.work(slot)
 
         took, is_warm = self._timed(work)
         if is_warm and self._decoding():
-            self.budget.lent(took)
-        self._end(loan)
+            self.budget.debit(took)
+        self._end(task)
 
     def _is_prefilled_elsewhere(self, generation: Generation) -> bool:
         """Whether another prompt being prefilled shares a long prefix with this one, which is then prefilled once."""
@@ -439,7 +439,7 @@ class Scheduler:
         Returns:
             Whether there was any, and whether the sequences were stepped.
         """
-        did, n_decoding = False, sum(not generation.is_short for generation in decoding)
+        did, n_decoding = False, sum(not generation.lacks_rows for generation in decoding)
         while prompts := [generation for generation in self._active() if generation.is_prefilling]:
             most: int | None = None
             generation = next((prompt for prompt in prompts if not prompt.remaining), None)
@@ -480,7 +480,7 @@ class Scheduler:
                 self._prefill_chunk(generation, most, True, step, len(decoding))
         finally:
             with self._work_on(*decoding):
-                self._hand_out(decoding, steps)
+                self._deliver(decoding, steps)
 
     def _prefill_chunk(
         self,
@@ -534,20 +534,20 @@ class Scheduler:
                 else []
             )
             took = time.perf_counter() - began
-            n_done = self._hand_out(generations, steps)
+            n_done = self._deliver(generations, steps)
             if n_done:
                 self.budget.decoded(took, n_done)
                 self.tally.seconds += took
         return bool(generations)
 
-    def _hand_out(self, generations: list[Generation], steps: list[Step | Exception]) -> int:
+    def _deliver(self, generations: list[Generation], steps: list[Step | Exception]) -> int:
         """Deliver each generation's step; returns their number."""
         done = [step for step in steps if not isinstance(step, Exception)]
         if done:
             self.tally.add(done)
         for generation, step in zip(generations, steps):
-            generation.is_short = isinstance(step, NoRoomError)
-            if not generation.is_short:
+            generation.lacks_rows = isinstance(step, NoRoomError)
+            if not generation.lacks_rows:
                 with self._work_on(generation):
                     self._take(generation, step)
         for generation, step in zip(generations, steps):  # preempted ones have none
@@ -571,7 +571,7 @@ class Scheduler:
         """Free rows for a sequence: close idle slots, then preempt the newest sequences until the rows suffice. The sequence
         takes them at once, before preempted ones can resume."""
         while generation.is_decoding and not self._grow(generation):
-            if self.slots.shrink():
+            if self.slots.close_idle_slot():
                 continue
             decoding = [other for other in self.running if other.is_decoding]
             if len(decoding) > 1:
@@ -590,7 +590,7 @@ class Scheduler:
             slot.n_tokens + 1
         ):
             return False
-        generation.is_short = False
+        generation.lacks_rows = False
         return True
 
     def _preempt(self, generation: Generation) -> None:
@@ -598,7 +598,7 @@ class Scheduler:
         slot = generation.slot
         assert slot is not None
         generation.preempted = slot.slot.snapshot()
-        generation.slot, generation.is_short = None, False
+        generation.slot, generation.lacks_rows = None, False
         self.tally.preemptions += 1
         self.slots.close_slot(slot)
 
@@ -641,7 +641,7 @@ class Scheduler:
         slot, generation.slot = generation.slot, None
         with self._lock:
             generation.sequence = generation.preempted = None
-            generation.is_short = False
+            generation.lacks_rows = False
             for queue in (self.waiting, self.running):
                 if generation in queue:
                     queue.remove(generation)

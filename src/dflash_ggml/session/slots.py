@@ -268,7 +268,7 @@ class CachedSlot:
         self.cache.put(whole)
         return whole
 
-    def adopt(self, snapshot: Snapshot) -> None:
+    def restore_other(self, snapshot: Snapshot) -> None:
         """Load another slot's snapshot."""
         self._save(common_prefix(self.tokens, snapshot.tokens))
         self.restore(snapshot)
@@ -338,7 +338,7 @@ class Slots:
             try:
                 slot = CachedSlot(self.engine.open(None if self.engine.parallel == 1 else room), self)
             except NoRoomError:
-                if not self.shrink():
+                if not self.close_idle_slot():
                     return None
             else:
                 self.all.append(slot)
@@ -350,7 +350,7 @@ class Slots:
         if found is None or found.rows is not None or len(found.tokens) < slot.known(ids) + MIN_GAP:
             return
         holder = next(other for other in self.all if other.slot.can_restore(found))
-        slot.adopt(holder.slot.completed(found, self.cache.rows(found.tokens)))
+        slot.restore_other(holder.slot.completed(found, self.cache.rows(found.tokens)))
 
     def close_slot(self, slot: CachedSlot, keep: bool = True, wait: bool = False) -> None:
         """Close a slot.
@@ -362,7 +362,7 @@ class Slots:
         self.all.remove(slot)
         slot.close(keep, wait)
 
-    def shrink(self) -> bool:
+    def close_idle_slot(self) -> bool:
         """Close the least recently used idle slot; False if none is idle."""
         idle = [slot for slot in self.all if not slot.busy]
         if idle:
