@@ -154,11 +154,11 @@ def decoded(
     def think() -> None:
         began = time.process_time()
         with made_up.unseen():
-            Policy.think(policy)
+            Policy.catch_up(policy)
         beside[0] += time.process_time() - began
 
     if setting.machine is H100:
-        policy.think = think  # type: ignore[method-assign]
+        policy.catch_up = think  # type: ignore[method-assign]
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     how = {"max_tokens": n, "mode": setting.mode, "budget": setting.budget, "stop": lambda token: False}
     steps: list[Any] = []

@@ -128,7 +128,7 @@ def equal_shares(engine: Engine, columns: int) -> Iterator[None]:
         policy.plan = lambda sequences: [plan] * len(sequences)  # type: ignore[method-assign]
         policy.cut = list  # type: ignore[method-assign]
         policy.record = lambda result: None  # type: ignore[method-assign]
-        policy.think = lambda: None  # type: ignore[method-assign]
+        policy.catch_up = lambda: None  # type: ignore[method-assign]
     try:
         yield
     finally:

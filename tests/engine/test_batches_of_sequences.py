@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dspark": ({"draft": "dspark", "from_anchor": False}, {}),
     "head": ({"nextn": True}, {"draft": None}),
     "both": ({"nextn": True}, {"spec": ("dflash", "mtp")}),
-    "copies": ({}, {"draft": None, "spec": ("suffix",)}),
+    "prompt lookup": ({}, {"draft": None, "spec": ("suffix",)}),
     "plain": ({}, {"draft": None, "spec": (), "mode": "plain"}),
     "a window": ({}, {"fa_window": 96}),
     "experts": ({"arch": "qwen3next", "n_experts": 6, "n_used": 2, "n_ff": 32, "ssm_v_heads": 6}, {}),
@@ -209,23 +209,23 @@ def test_each_sequence_equals_its_solo_run(engine: Solo, how: str, monkeypatch: 
     assert not engine.slots and engine.passes.rows.longest == engine.passes.n_rows
 
 
-def test_what_is_thought_after_a_pass_is_none_of_its_time(
+def test_the_time_of_the_policy_does_not_count_as_verification(
     engine: Solo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU a pass is over when the next plans are looked at: they would be learned as what verifying costs."""
-    thought: list[None] = []
+    """On a CPU the policy catches up after the pass; its time would be learned as a part of the pass's."""
+    calls: list[None] = []
 
-    def think() -> None:
-        thought.append(time.sleep(0.1))
+    def catch_up() -> None:
+        calls.append(time.sleep(0.1))
 
     jobs = some_jobs(engine, 2, seed=9)
-    monkeypatch.setattr(engine.policy, "think", think)
+    monkeypatch.setattr(engine.policy, "catch_up", catch_up)
     for job in jobs:
         job.join(engine, 20)
     steps = engine.step([job.run for job in jobs])
-    assert len(thought) == (1 if engine.passes.takes_several else 2)  # behind a window one by one
+    assert len(calls) == (1 if engine.passes.takes_several else 2)  # behind a window one by one
     for step in steps:
-        assert not isinstance(step, Exception) and (not thought or step.timings.tree >= 100)
+        assert not isinstance(step, Exception) and (not calls or step.timings.tree >= 100)
     for job in jobs:
         job.slot.close()
 

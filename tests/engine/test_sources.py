@@ -27,7 +27,7 @@ def config(toy_pair: tuple[Path, Path]) -> EngineConfig:
     return EngineConfig(*toy_pair, n_ctx=1024, n_threads=1, type_k="f32", type_v="f32", reference=True)
 
 
-@pytest.fixture(params=["both", "copies alone"])
+@pytest.fixture(params=["both", "prompt lookup alone"])
 def engine(request: pytest.FixtureRequest, config: EngineConfig) -> Any:
     with Solo.load(config if request.param == "both" else replace(config, draft=None)) as e:
         yield e

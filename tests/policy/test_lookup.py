@@ -78,7 +78,7 @@ class Writer:
                 tree = plan.build(text[at - 1], candidates)
         roots = [root_only(other.pending or 0) for other in self.others]
         tree, *rest = policy.cut([tree, *roots])
-        policy.think()
+        policy.catch_up()
         following = iter(text[at:])
         accepted = walk(tree, lambda node: next(following))
         sequence.tokens += text[at - 1 : at - 1 + len(accepted.path)]

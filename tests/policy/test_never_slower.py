@@ -128,13 +128,13 @@ def test_steps_that_wait_for_the_next_try_choose_nothing(monkeypatch):
 
 def test_a_drafted_step_that_lost_is_reconsidered_at_once(monkeypatch):
     """Otherwise a CPU drafts on for up to 16 steps, by the forecasts of other sequences."""
-    looked, look = set(), Policy._look
+    looked, look = set(), Policy._refresh
 
     def noted(self: Policy, *args: object) -> None:
         looked.add(self._now)
         look(self, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Policy, "_look", noted)
+    monkeypatch.setattr(Policy, "_refresh", noted)
     run = decode(auto(CPU), replace(CPU, noise=0.0), [SyntheticSequence(0.7, 1)], 400)
     steps = zip(run.blocks[:-1], run.ms, run.emitted)
     lost = [i for i, (block, ms, n) in enumerate(steps, 1) if block and ms > 1.01 * n * CPU.plain]

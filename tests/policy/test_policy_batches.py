@@ -125,7 +125,7 @@ def test_a_sequence_whose_draft_failed_is_not_drafted_again_and_ends_no_other(n:
             sequences[-1].undraftable = True
             trees[-1] = root_only(7)
         cut = policy.cut(trees)
-        policy.think()
+        policy.catch_up()
         policy.record(nothing(cut))
 
 
@@ -277,7 +277,7 @@ def test_a_lone_sequence_is_a_batch_of_one():
     for step in range(30):
         now = sequences[: 3 - step // 10]
         cut = policy.cut(grown(now, policy.plan(now), step))
-        policy.think()
+        policy.catch_up()
         policy.record(nothing(cut))
     assert len(policy.notes) == 1
 

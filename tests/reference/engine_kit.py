@@ -151,7 +151,7 @@ class AnyPlan:
     def cut(self, trees: Any) -> list[Tree]:
         return [tree.first(max(self.most // len(trees) - 1, 0)) for tree in trees]
 
-    def think(self) -> None:
+    def catch_up(self) -> None:
         pass
 
     def record(self, result: Any) -> None:

@@ -319,7 +319,7 @@ def decode(
         for i in drafted:
             trees[i] = plans[i].build(sequences[i].pending or 0, sources[i].at(run.tokens[i], block - 1)[0])
         trees = policy.cut(trees) if cut is None else cut(policy, trees)
-        policy.think()
+        policy.catch_up()
         accepted = []
         for source, tree, at in zip(sources, trees, run.tokens):
             deepest = int(tree.depths.max()) + 1

@@ -153,10 +153,10 @@ class Stepper:
             sequence.inconsistent = width == 1  # inconsistent until the pass that commits it has completed
         graph = (beside or self.passes.verify)(forest, watches, columns)
         if not plain and self.passes.device.is_gpu:
-            self.policy.think()  # while the GPU runs the pass
+            self.policy.catch_up()  # while the GPU runs the pass
         elif not plain:  # the pass is over: the policy's work is not part of its time
             clock.lap("verify")
-            self.policy.think()
+            self.policy.catch_up()
             clock.lap("tree")
         acceptance = Acceptance(self.passes, graph, forest, watches)
         for sequence, width in zip(sequences, forest.widths):

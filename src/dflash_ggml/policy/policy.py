@@ -60,10 +60,10 @@ class Notes:
     Attributes:
         fixed: The plan of a fixed mode, None for `auto`.
         tried_at: The step of the last draft.
-        again: Whether the last trial paid, so that the next need not wait for its budget.
-        rest: Remaining steps that are plain without evaluation.
-        glanced: Whether prompt lookup was evaluated in this step; foretold: in the last one, which was plain.
-        promise: Expected additional tokens of its next draft.
+        trial_paid: Whether the last trial paid, so that the next need not wait for its budget.
+        skip: Remaining steps that are plain without evaluation.
+        glanced: Whether prompt lookup was evaluated in this step; glanced_before: in the last one, which was plain.
+        expected_gain: Expected additional tokens of its next draft.
         kept: Verified nodes of the last trees.
     """
 
@@ -71,11 +71,11 @@ class Notes:
     calibration: Calibration
     forecast: Forecast
     tried_at: int = -(1 << 30)
-    again: bool = False
-    rest: int = 0
+    trial_paid: bool = False
+    skip: int = 0
     glanced: bool = False
-    foretold: bool = False
-    promise: float = 0.0
+    glanced_before: bool = False
+    expected_gain: float = 0.0
     kept: deque[int] = field(default_factory=lambda: deque(maxlen=LOOK_BACK))
 
 
@@ -153,7 +153,7 @@ class _Step:
     fixed: int = 0
     block: int = 0
     drafting: int = 0
-    trying: frozenset[int] = frozenset()
+    trials: frozenset[int] = frozenset()
     lost: bool = False
     plain: float = 0.0
     after: float = 0.0
@@ -180,19 +180,23 @@ class Policy:
         self.drafted = self.right = 0  # drafts, and their nodes that were accepted
         self._now = 0  # steps
         self._choice = Choice(frozenset(), 0, 0.0)
-        self._who: list[Notes] = []  # the sequences of the choice
-        self._has_news = False  # whether forecasts have changed since
-        self._saved = self._wanted = 0.0  # milliseconds available for trials, and needed by the next one
+        self._members: list[Notes] = []  # the sequences of the choice
+        self._has_new_forecasts = False  # whether forecasts have changed since
+        self._trial_savings = self._trial_cost = (
+            0.0  # milliseconds available for trials, and needed by the next one
+        )
         self._tables: dict[tuple[int, int, int], Table] = {}  # by sequences, drafts and their columns
         self._verified: dict[int, dict[int, float]] = {}  # milliseconds by sequences and nodes
         self._drafts: dict[tuple[int, int], float] = {}
         self._plain: dict[int, float] = {}  # milliseconds by sequences
         self._after = 0.0
-        self._sure: dict[int, float] = {}  # least probability for prompt lookup, by sequences
-        self._looked_at = 0  # the step of the last cost update
+        self._least_lookup: dict[int, float] = {}  # least probability for prompt lookup, by sequences
+        self._refreshed_at = 0  # the step of the last cost update
         self._context = 0
         self._step = _Step((), [], [], False)
-        self._came: tuple[_Step, Result] | None = None  # the last step, not recorded yet
+        self._unlearned: tuple[_Step, Result] | None = (
+            None  # the last step and its result, not learned from yet
+        )
         self._was_wide = False
         self._built = set[tuple[int, ...]]()  # step shapes whose graphs exist: building them is not debited
 
@@ -206,13 +210,13 @@ class Policy:
     def plan(self, sequences: Items[Sequence]) -> list[Plan]:
         """Return a plan per sequence. All drafting sequences use the same depth."""
         self._now += 1
-        if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.rest:
-            notes.rest -= 1
+        if len(sequences) == 1 and (notes := sequences[0].notes) is not None and notes.skip:
+            notes.skip -= 1
             self._step = _Step(sequences, [notes], [PLAIN], self._was_wide)
             return [PLAIN]
-        if not self.is_gpu:  # on a GPU `think` does this while the device is busy
+        if not self.is_gpu:  # on a GPU `catch_up` does this while the device is busy
             self._learn()
-        notes = [s.notes or self._meet(s, len(sequences)) for s in sequences]
+        notes = [s.notes or self._new_notes(s, len(sequences)) for s in sequences]
         plans = [PLAIN if s.undraftable else n.fixed for s, n in zip(sequences, notes)]
         step = self._step = _Step(sequences, notes, [plan or PLAIN for plan in plans], self._was_wide)
         step.free = [i for i, plan in enumerate(plans) if plan is None]
@@ -221,7 +225,7 @@ class Policy:
             self._decide(step)
         return step.plans
 
-    def _meet(self, sequence: Sequence, n: int) -> Notes:
+    def _new_notes(self, sequence: Sequence, n: int) -> Notes:
         """Create the state of a new sequence."""
         mode, lookup = sequence.mode, sequence.lookup is not None
         fixed = plan_of(mode, sequence.budget, self.depth, sequence.chain_seed, lookup)
@@ -235,9 +239,9 @@ class Policy:
     def _decide(self, step: _Step) -> None:
         """Plan the sequences whose mode is `auto`."""
         n, free = len(step.plans), step.free
-        who = step.notes if len(free) == n else [step.notes[i] for i in free]
-        if who != self._who or self._now - self._looked_at >= REFRESH or not self._plain.get(n):
-            self._look(step, who)
+        members = step.notes if len(free) == n else [step.notes[i] for i in free]
+        if members != self._members or self._now - self._refreshed_at >= REFRESH or not self._plain.get(n):
+            self._refresh(step, members)
         step.plain = self._plain[n]
         self._since_plain += 1
         if len(free) == n and self._since_plain > (LOOK_AGAIN if step.plain else 1):
@@ -245,35 +249,35 @@ class Policy:
         may_draft = len(free) < n or not self.draft_ledger.is_empty
         may_look_up = len(free) < n or not self.lookup_ledger.is_empty
         step.after = 0.0 if step.was_wide else self._after
-        sure = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
+        lookup_p = {i: self._glance(step, i) for i in free if step.sequences[i].lookup is not None}
         if self.depth and n < self.most and may_draft:
-            self._choose(step, sure)
+            self._choose(step, lookup_p)
         if may_look_up:
-            for i in sure:
+            for i in lookup_p:
                 if step.plans[i] is PLAIN:
-                    step.plans[i] = self._from_lookup(step, i, sure[i])
+                    step.plans[i] = self._from_lookup(step, i, lookup_p[i])
         step.drafting += step.fixed
         if any(plan is not PLAIN for plan in step.plans):
             step.table = self._table(n, step.drafting, step.block or self.depth + 1)
-        elif n == 1 and step.plain and not (sure and may_look_up):
-            saving = int(max(self._wanted - self._saved, 0.0) / (PROBE * step.plain))
-            rest = min(max(saving, self.draft_ledger.plain_steps(step.plain)), REFRESH)
-            step.notes[0].rest = min(rest, self.lookup_ledger.plain_steps(step.plain)) if sure else rest
+        elif n == 1 and step.plain and not (lookup_p and may_look_up):
+            saving = int(max(self._trial_cost - self._trial_savings, 0.0) / (PROBE * step.plain))
+            skip = min(max(saving, self.draft_ledger.plain_steps(step.plain)), REFRESH)
+            step.notes[0].skip = min(skip, self.lookup_ledger.plain_steps(step.plain)) if lookup_p else skip
 
     # ---- costs, and the choice of drafting sequences
 
-    def _look(self, step: _Step, who: list[Notes]) -> None:
-        """Update costs, and choose the sequences that draft."""
-        n, same, costs = len(step.plans), who == self._who, self.costs
-        self._looked_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
-        for known in (self._tables, self._verified, self._drafts, self._sure):
+    def _refresh(self, step: _Step, members: list[Notes]) -> None:
+        """Update the costs, and choose the sequences that draft."""
+        n, same, costs = len(step.plans), members == self._members, self.costs
+        self._refreshed_at, self._context = self._now, sum([s.n_tokens for s in step.sequences]) // n
+        for known in (self._tables, self._verified, self._drafts, self._least_lookup):
             known.clear()
         self._plain = {n: costs.expected("plain", n, self._context, n) if costs.knows_plain(n) else 0.0}
         self._after = costs.expected("after", 1, 0, n)
-        if self.depth and n < self.most and (not same or self._has_news or self._choice.drafting):
+        if self.depth and n < self.most and (not same or self._has_new_forecasts or self._choice.drafting):
             self._choice = self._best(step, same)
-            self._has_news = False
-        self._who = who
+            self._has_new_forecasts = False
+        self._members = members
 
     def _draft(self, drafting: int, block: int) -> float:
         """Milliseconds of a draft pass."""
@@ -307,7 +311,7 @@ class Policy:
         free, n = step.free, len(step.plans)
         most, plain = self.most - n, self.costs.expected("plain", n, self._context, n)
         found = [Choice(frozenset(), 0, n / plain if plain else 0.0)]
-        promises: dict[int, dict[int, float]] = {}
+        expected_gains: dict[int, dict[int, float]] = {}
         counts = sorted({-(-len(free) // 2), len(free)})
         longer = inf
         for block in self.forecast.blocks[:1] if step.fixed else self.forecast.blocks:
@@ -316,8 +320,8 @@ class Policy:
                 continue
             longer = draft
             gains = {i: step.notes[i].forecast.of(block, min(most, step.sequences[i].budget)) for i in free}
-            promises[block] = promise = {i: float(np.dot(*gains[i])) for i in free}
-            order = sorted(free, key=lambda i: -promise[i])
+            expected_gains[block] = expected_gain = {i: float(np.dot(*gains[i])) for i in free}
+            order = sorted(free, key=lambda i: -expected_gain[i])
             for count in counts:
                 # if all draft, all share the gain: no limit
                 ms = inf if step.fixed + count == n else plain / STARVED
@@ -330,84 +334,84 @@ class Policy:
             now = [choice.rate for choice in found if choice[:2] == kept[:2]]
             best = kept._replace(rate=now[0]) if now and best.rate < (1 + MARGIN) * now[0] else best
         for i in best.drafting:
-            step.notes[i].promise = promises[best.block][i]
+            step.notes[i].expected_gain = expected_gains[best.block][i]
         return best
 
-    def _choose(self, step: _Step, sure: dict[int, float]) -> None:
+    def _choose(self, step: _Step, lookup_p: dict[int, float]) -> None:
         """Plan the drafts: of the chosen sequences, and of one on trial."""
         drafting, block = self._choice.drafting, self._choice.block
-        if sure and drafting:
-            drafting -= {i for i in drafting & sure.keys() if self._is_surer(step, i, sure[i])}
+        if lookup_p and drafting:
+            drafting -= {i for i in drafting & lookup_p.keys() if self._lookup_suffices(step, i, lookup_p[i])}
         blocks = self.forecast.blocks
         if step.fixed:
             block = blocks[0]
         elif not drafting:
             block = blocks[min(1, len(blocks) - 1)]  # of a trial
         if len(drafting) < len(step.free):
-            step.trying = self._tries(step, drafting, block)
-            drafting |= step.trying
+            step.trials = self._trials(step, drafting, block)
+            drafting |= step.trials
         step.block, step.drafting = block, len(drafting)
         for i in drafting:
-            step.plans[i] = _tree(self._size(step, i), block)
+            step.plans[i] = _tree(self._tree_nodes(step, i), block)
             step.notes[i].tried_at = self._now
 
-    def _tries(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
+    def _trials(self, step: _Step, drafting: frozenset[int], block: int) -> frozenset[int]:
         """The sequences whose drafts are on trial: new ones at once, others when the trial budget allows."""
         left_out = [i for i in step.free if i not in drafting]
         k = len(drafting) + step.fixed
         ends, ms = self._table(len(step.plans), k, block)
         cost = self._draft(k + 1, block) - self._draft(k, block)
         cost += max(ms[-1] - ms[0], 0.0) / ends[-1] * LEAST_TREE
-        self._wanted = cost
-        at_once = [i for i in left_out if step.notes[i].again or not step.notes[i].forecast.tried]
+        self._trial_cost = cost
+        at_once = [i for i in left_out if step.notes[i].trial_paid or not step.notes[i].forecast.tried]
         if at_once:
             for i in at_once:
-                step.notes[i].again = False
+                step.notes[i].trial_paid = False
             return frozenset(at_once)
-        if self._saved < cost:
+        if self._trial_savings < cost:
             return frozenset()
-        self._saved -= cost
+        self._trial_savings -= cost
         return frozenset([min(left_out, key=lambda i: step.notes[i].tried_at)])
 
-    def _size(self, step: _Step, i: int) -> int:
+    def _tree_nodes(self, step: _Step, i: int) -> int:
         """Nodes of a tree before pruning: growing many to keep few costs time."""
         notes, budget = step.notes[i], min(step.sequences[i].budget, self.most)
-        return budget if self._is_whole(step, i) else min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget)
+        return budget if self._grows_whole(step, i) else min(max(2 * max(notes.kept) + 1, LEAST_TREE), budget)
 
-    def _is_whole(self, step: _Step, i: int) -> bool:
+    def _grows_whole(self, step: _Step, i: int) -> bool:
         """Whether a tree is to be grown to the whole budget."""
         return len(step.notes[i].kept) < LOOK_BACK or (self._now + i) % GROW_ALL == 0
 
-    def _from_lookup(self, step: _Step, i: int, sure: float) -> Plan:
+    def _from_lookup(self, step: _Step, i: int, lookup_p: float) -> Plan:
         """Plan a sequence that does not draft: prompt lookup's candidates, if they are probable enough to pay."""
         notes, n = step.notes[i], len(step.plans)
-        least = self._least_sure(n)
-        if sure < least or not sure:
+        least = self._least_lookup_p(n)
+        if lookup_p < least or not lookup_p:
             if n == 1:  # a match grows by one token per step, so a short one needs some steps
-                notes.rest = 2 if not sure else int(2 * sure < least)
+                notes.skip = 2 if not lookup_p else int(2 * lookup_p < least)
             return PLAIN
-        return Plan("tree", self._size(step, i), drafts=False)
+        return Plan("tree", self._tree_nodes(step, i), drafts=False)
 
     def _glance(self, step: _Step, i: int) -> float:
         """Probability of prompt lookup's best token."""
         sequence, notes = step.sequences[i], step.notes[i]
         notes.glanced = True
-        found: float = sequence.lookup.glance(sequence, notes.foretold)
+        found: float = sequence.lookup.glance(sequence, notes.glanced_before)
         return found
 
-    def _is_surer(self, step: _Step, i: int, sure: float) -> bool:
+    def _lookup_suffices(self, step: _Step, i: int, lookup_p: float) -> bool:
         """Whether prompt lookup makes a draft superfluous: a draft only adds tokens where lookup's first is wrong."""
         choice, k = self._choice, len(self._choice.drafting)
         saved = self._draft(k, choice.block) - self._draft(k - 1, choice.block)
-        return (1 - sure) * step.notes[i].promise < choice.rate * saved
+        return (1 - lookup_p) * step.notes[i].expected_gain < choice.rate * saved
 
-    def _least_sure(self, n: int) -> float:
+    def _least_lookup_p(self, n: int) -> float:
         """Least probability of prompt lookup's next token at which a pass over its candidates pays, 1 if it never does.
 
         A match grows with every right token, so later tokens are more probable: they are assumed to have the square root of the
         first one's probability, above anything measured for any match length.
         """
-        found = self._sure.get(n)
+        found = self._least_lookup.get(n)
         if found is None:
             table = self._table(n, 0, 0)
             token = self._plain[n] / n
@@ -420,7 +424,7 @@ class Policy:
             found = next(
                 (p / 25 for p in range(25) if any(_chain(p / 25, k) > loss for k, loss in lost)), 1.0
             )
-            self._sure[n] = found
+            self._least_lookup[n] = found
         return found
 
     # ---- between the draft and the verify pass
@@ -455,13 +459,13 @@ class Policy:
             ms = [ms[0] / (1 + MARGIN), *ms[1:]]
         gains = path_probabilities(trees, calibrations)
         counts = shares(gains, widths, counts, room, ends, ms, MARGIN)
-        self._note(step, trees, widths, gains, counts)
+        self._keep_grown(step, trees, widths, gains, counts)
         return [
             tree if count == width else tree.first(count - 1)
             for tree, count, width in zip(trees, counts, widths)
         ]
 
-    def _note(
+    def _keep_grown(
         self, step: _Step, trees: Items[Tree], widths: list[int], gains: Array, counts: list[int]
     ) -> None:
         """Keep grown trees for the forecasts."""
@@ -470,15 +474,15 @@ class Policy:
             first, end = end, end + width
             if notes.fixed is not None or plan is PLAIN:
                 continue
-            is_whole = self._is_whole(step, i)
+            grows_whole = self._grows_whole(step, i)
             notes.kept.append(counts[i] - 1)
-            if plan.drafts and is_whole:
+            if plan.drafts and grows_whole:
                 step.grown.append((i, tree, gains[first:end]))
 
     # ---- behind the step
 
     def record(self, result: Result) -> None:
-        """Record the step's outcome, with the trees that `cut` returned; `think` or the next plan learns from it."""
+        """Record the step's outcome, with the trees that `cut` returned; `catch_up` or the next plan learns from it."""
         step, n = self._step, len(result.trees)
         columns = sum([tree.width for tree in result.trees])
         is_wide, ms = columns > n, result.times.total
@@ -489,7 +493,7 @@ class Policy:
             self.lookup_ledger.plain(ms)
         elif step.plain and any(result.accepted):
             tokens = sum([len(accepted.tokens) for accepted in result.accepted if accepted])
-            expected = max(_took(*step.table, columns - n), step.plain) if step.table else inf
+            expected = max(_step_ms(*step.table, columns - n), step.plain) if step.table else inf
             shape = n, verify_width(columns - 1), step.drafting, step.block, self._context.bit_length()
             is_first = bool(result.cold) and shape not in self._built
             self._built.add(shape)
@@ -498,13 +502,13 @@ class Policy:
             tokens_ms = tokens * step.plain / n
             ledger.speculative(ms, tokens_ms, step.plain)
             step.lost = step.drafting > 0 and ms > tokens_ms
-        self._saved = min(self._saved + PROBE * ms, max(self._wanted, ms))
+        self._trial_savings = min(self._trial_savings + PROBE * ms, max(self._trial_cost, ms))
         for notes, tree in zip(step.notes, result.trees):
-            notes.foretold, notes.glanced = notes.glanced and tree.width == 1, False
+            notes.glanced_before, notes.glanced = notes.glanced and tree.width == 1, False
         if step.table is None and not is_wide:
             self._measure(step, result, columns)
         else:
-            self._came = step, result
+            self._unlearned = step, result
         self._was_wide = is_wide or result.times.draft > 0
 
     def _measure(self, step: _Step, result: Result, columns: int) -> None:
@@ -535,21 +539,21 @@ class Policy:
             if usual is not None:
                 measured("after", max(times.total - usual, 0.0), 1, 0, n)
 
-    def think(self) -> None:
-        """Work done while a device is busy: learn from the last step, and update costs."""
+    def catch_up(self) -> None:
+        """Learn from the last step and update the costs, while a GPU is busy."""
         if not self.is_gpu:  # a CPU has no idle time: `plan` learns
             return
         self._learn()
         step = self._step
         if step.free:
             self.costs.catch_up()
-            self._look(step, [step.notes[i] for i in step.free])
+            self._refresh(step, [step.notes[i] for i in step.free])
 
     def _learn(self) -> None:
         """Learn from the last step, unless that is done."""
-        if self._came is None:
+        if self._unlearned is None:
             return
-        (step, result), self._came = self._came, None
+        (step, result), self._unlearned = self._unlearned, None
         self._measure(step, result, sum([tree.width for tree in result.trees]))
         for i, tree, probability in step.grown:
             depths = tree.depths
@@ -558,9 +562,9 @@ class Policy:
                 offered[0] = True
                 probability, depths = probability[offered], depths[offered]
             step.notes[i].forecast.learn(probability, depths, (step.plans[i].depth or self.depth) + 1)
-        if step.trying or step.lost:  # act on either at once
-            self._looked_at = -REFRESH
-        self._has_news = self._has_news or bool(step.grown)
+        if step.trials or step.lost:  # act on either at once
+            self._refreshed_at = -REFRESH
+        self._has_new_forecasts = self._has_new_forecasts or bool(step.grown)
         for i, (tree, accepted) in enumerate(zip(result.trees, result.accepted)):
             if accepted is None or not tree.n_nodes:
                 continue
@@ -571,7 +575,9 @@ class Policy:
                 continue
             if step.plans[i].drafts:
                 gained = self._count(notes, tree, accepted)
-                notes.again = i in step.trying and gained * step.plain > self._wanted * len(step.plans)
+                notes.trial_paid = i in step.trials and gained * step.plain > self._trial_cost * len(
+                    step.plans
+                )
 
     def _count(self, notes: Notes, tree: Tree, accepted: Accepted) -> int:
         """Count a draft's accepted nodes; return how many of them it alone proposed."""
@@ -597,7 +603,7 @@ class Policy:
         return self.costs.drafted([nodes], self.depth + 1 if self.depth else 0, context)[nodes] or None
 
 
-def _took(ends: list[int], ms: list[float], nodes: int) -> float:
+def _step_ms(ends: list[int], ms: list[float], nodes: int) -> float:
     """Milliseconds of a step with so many nodes, from the costs at step ends."""
     return ms[min(bisect_left(ends, nodes), len(ms) - 1)]
 
@@ -608,10 +614,10 @@ def _tree(nodes: int, block: int) -> Plan:
     return Plan("tree", nodes, depth=block - 1)
 
 
-def _chain(sure: float, nodes: int) -> float:
+def _chain(lookup_p: float, nodes: int) -> float:
     """Expected tokens of a path of so many nodes, by the probability of the first."""
-    further = sqrt(sure)
-    return sure * (1 - further**nodes) / (1 - further)
+    further = sqrt(lookup_p)
+    return lookup_p * (1 - further**nodes) / (1 - further)
 
 
 def _rate(n: int, parts: list[Gains], table: Table, most: float) -> float:
