@@ -82,7 +82,7 @@ class ReducedRows:
         """array: float32 [columns, 3 k + 128 + blocks], per column ids | log-probabilities | logits | watched logits | masses."""
         self.array, self.watch, self.n_vocab = array, watch, n_vocab
 
-    def without_numbers(self, n: int) -> list[int]:
+    def nan_columns(self, n: int) -> list[int]:
         """Which of the first n columns have NaN in their rows: their log-probabilities are."""
         return np.flatnonzero(np.isnan(self.array[:n, min(KEPT, self.n_vocab)])).tolist()
 

@@ -74,10 +74,10 @@ class Acceptance:
         reduced: ReducedRows | None = None
         if watch is not None and self._reduced is not None:
             reduced = ReducedRows(self._reduced[block], watch, passes.target.n_vocab)
-            nonfinite = reduced.without_numbers(tree.width)
+            nonfinite = reduced.nan_columns(tree.width)
         else:
             choices = passes.choices(graph) if self._choices is None else self._choices
-            nonfinite = passes.without_numbers(graph, choices[block], first)
+            nonfinite = passes.nan_columns(graph, choices[block], first)
         start = sequence.n_tokens - (tree.width == 1)  # position of the root, committed by now if it is alone
         if nonfinite:
             tree = self._without(sequence, tree, nonfinite, start)

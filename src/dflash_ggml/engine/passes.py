@@ -32,7 +32,7 @@ from ..state.mask import ResidentMask
 from ..state.memory import SCRATCH, part_on
 from ..state.move_rows import move_graph
 from ..state.pool import ADJACENT, SPACED, RowPool
-from ..state.ring import Below
+from ..state.ring import TreeColumns
 from ..state.state import SPARE, TargetState, commit_graph
 from ..state.window import DecodeWindow
 from .batches import besides
@@ -458,12 +458,12 @@ class TargetPasses:
             own = own_columns(tree, width)  # padding sees itself
             window.fill(graph, sequence.first_row, sequence.n_tokens, positions - sequence.n_tokens, own)
         if self.state.rings:
-            below = [
-                Below(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width))
+            trees = [
+                TreeColumns(s.state_index, s.n_tokens, t.depths, own_columns(t, t.width))
                 for s, t, _ in forest.blocks
             ]
             for ring in self.state.rings:
-                ring.fill_each(graph, width, below)
+                ring.fill_each(graph, width, trees)
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
         if any(watches):
@@ -537,7 +537,7 @@ class TargetPasses:
         """The target's best token after each column of a pass, int32."""
         return self.device.read(graph.outputs["choice"])
 
-    def without_numbers(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
+    def nan_columns(self, graph: Graph, choices: NDArray[np.int32], first: int = 0) -> list[int]:
         """Which of these choices, of the columns from `first` on, come from NaN logits: for those the CPU picks 0, a GPU -1."""
         if min(choices.tolist()) > 0:  # checked in every pass, and numpy is slow for so few
             return []

@@ -531,7 +531,7 @@ class Device:
         self._waits()
         lib.ggml_backend_synchronize(self.backend)
 
-    def settle(self) -> None:
+    def wait_before_free(self) -> None:
         """Wait for graphs that may still use memory about to be freed. CUDA's free waits by itself, others do not."""
         for side in self.sides:
             if side.is_gpu and side.view_alignment > 1 and side.backend != ffi.NULL:

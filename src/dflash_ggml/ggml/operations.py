@@ -81,12 +81,12 @@ class Operations:
         rows.type, rows.ne[0], rows.nb[0] = type_, row, lib.ggml_type_size(type_)
         return rows
 
-    def land(self, t: Tensor, home: Tensor, index: int) -> Tensor:
-        """Compute the result `t` [d, n] directly into slice `index` of home [d, max columns, slices], without a copy."""
-        address = ffi.cast("char *", home.data) + index * home.nb[2]
-        if t.ne[0] != home.ne[0] or t.ne[1] > home.ne[1] or index >= home.ne[2]:
-            raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(home.ne)}")
-        if lib.ggml_backend_tensor_alloc(home.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
+    def compute_into(self, t: Tensor, into: Tensor, index: int) -> Tensor:
+        """Compute the result `t` [d, n] directly into slice `index` of into [d, max columns, slices], without a copy."""
+        address = ffi.cast("char *", into.data) + index * into.nb[2]
+        if t.ne[0] != into.ne[0] or t.ne[1] > into.ne[1] or index >= into.ne[2]:
+            raise ValueError(f"{tuple(t.ne)} has no room in slice {index} of {tuple(into.ne)}")
+        if lib.ggml_backend_tensor_alloc(into.buffer, t, address) != lib.GGML_STATUS_SUCCESS:
             raise DeviceError("a result could not be placed in a persistent tensor")
         return t
 

@@ -55,10 +55,10 @@ class Division:
         self._order = {key(node): i for i, node in enumerate(self._nodes)}
         # None: depends on inputs only, so any side will do
         self._side: dict[int, int | None] = {}
-        self._twins: dict[tuple[int, int], Tensor] = {}  # crossed tensors and views rebuilt from them
+        self._copies: dict[tuple[int, int], Tensor] = {}  # crossed tensors and views rebuilt from them
         self._assign()
         if self._rewire():
-            self._order_anew()
+            self._reorder()
         self.sides, last = list[int](), 0
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
@@ -75,13 +75,13 @@ class Division:
             side = self._side[key(node)]
             if side is not None and key(node) not in self.crossings:
                 for t in _sources(node):
-                    self._settle(t, side)
+                    self._assign_inputs(t, side)
         for i, node in enumerate(self._nodes):
             if self._side[key(node)] is None and self._ops[i] not in _VIEWS:
                 self._side[key(node)] = 0
         for node in self._nodes:  # a crossing to its source's own side is dropped
             at = key(node)
-            if at in self.crossings and self._lies(node.src[0]) == self.crossings[at]:
+            if at in self.crossings and self._location(node.src[0]) == self.crossings[at]:
                 del self.crossings[at]
 
     def _of_node(self, i: int, node) -> int | None:
@@ -103,21 +103,21 @@ class Division:
         known = [t for t in read if self._side.get(key(t)) is not None]
         return self._side[key(max(known, key=lambda t: self._order[key(t)]))] if known else None
 
-    def _settle(self, t, side: int) -> None:
+    def _assign_inputs(self, t, side: int) -> None:
         """Assign nodes that depend on inputs only to the first side that needs them."""
         at = key(t)
         if at not in self._order or self._side[at] is not None:
             return
         if t.view_src != ffi.NULL:
-            self._settle(t.view_src, side)
+            self._assign_inputs(t.view_src, side)
             self._side[at] = self._side.get(key(t.view_src))
             return
         self._side[at] = side
         for source in _sources(t):
-            self._settle(source, side)
+            self._assign_inputs(source, side)
 
-    def _lies(self, t) -> int | None:
-        """The side whose memory holds a tensor; None for an input or a view of one, which can be on any side."""
+    def _location(self, t) -> int | None:
+        """The side whose memory has a tensor; None for an input or a view of one, which can be on any side."""
         if (side := self.device.side(t)) is not None:
             return side
         return self._side.get(key(t if t.view_src == ffi.NULL else t.view_src))
@@ -132,36 +132,36 @@ class Division:
                 continue
             for i in range(len(node.src)):
                 t = node.src[i]
-                if t != ffi.NULL and (twin := self._moved(t, side)) is not t:
-                    node.src[i] = twin
-        return bool(self._twins)
+                if t != ffi.NULL and (copied := self._moved(t, side)) is not t:
+                    node.src[i] = copied
+        return bool(self._copies)
 
     def _moved(self, t, side: int):
         """`t`, or its copy on another side."""
-        lies, root = self._lies(t), t if t.view_src == ffi.NULL else t.view_src
-        if lies == side or (lies is None and side == 0):
+        location, root = self._location(t), t if t.view_src == ffi.NULL else t.view_src
+        if location == side or (location is None and side == 0):
             return t
-        if (twin := self._twins.get((key(t), side))) is None:
-            if lies is None and root is t:
-                twin = self._replica(t, side) or self._cross(t, side)
-            elif lies is None or (
+        if (copied := self._copies.get((key(t), side))) is None:
+            if location is None and root is t:
+                copied = self._replica(t, side) or self._cross(t, side)
+            elif location is None or (
                 self.device.side(root) is None and ffi.string(lib.ggml_op_desc(t)).decode() in _VIEWS
             ):
-                twin = self._view_of(self._moved(root, side), t)
+                copied = self._view_of(self._moved(root, side), t)
             else:
-                twin = self._cross(t, side)
-            self._side.setdefault(key(twin), side)
-            self._twins[key(t), side] = twin
-        return twin
+                copied = self._cross(t, side)
+            self._side.setdefault(key(copied), side)
+            self._copies[key(t), side] = copied
+        return copied
 
     def _cross(self, t, side: int):
         if not lib.ggml_is_contiguous(t):
             packed = lib.ggml_cont(self._ctx, t)
-            self._side[key(packed)] = self._lies(t)
+            self._side[key(packed)] = self._location(t)
             t = packed
-        twin = lib.ggml_cont(self._ctx, t)
-        self.crossings[key(twin)] = side
-        return twin
+        copied = lib.ggml_cont(self._ctx, t)
+        self.crossings[key(copied)] = side
+        return copied
 
     def _view_of(self, root, t):
         """The same view as `t` of another tensor."""
@@ -173,17 +173,17 @@ class Division:
 
     # ---- order
 
-    def _order_anew(self) -> None:
-        """A new graph including the crossings. Each side computes all that it can before another continues, so that the graph has
+    def _reorder(self) -> None:
+        """Build the graph anew with the crossings. Each side computes all that it can before another continues, so that there are
         few parts; the order within a side stays. Explicit crossings of a model stay in place, to overlap with other work."""
         whole = lib.ggml_new_graph_custom(self._ctx, self._size, False)
         waiting: list[list[int]] = [[] for _ in self.device.sides]
         for i, node in enumerate(self._nodes):
             if (side := self._side[key(node)]) is not None:
-                side = side if key(node) not in self.crossings else self._lies(node.src[0]) or 0
+                side = side if key(node) not in self.crossings else self._location(node.src[0]) or 0
                 waiting[side].append(i)
         arriving = [
-            [t for (_, to), t in self._twins.items() if to == side and key(t) in self.crossings]
+            [t for (_, to), t in self._copies.items() if to == side and key(t) in self.crossings]
             for side in range(len(waiting))
         ]
         done: set[int] = set()
@@ -196,9 +196,9 @@ class Division:
 
         while ready := [side for side in range(len(waiting)) if is_ready(side)]:
             side = min(ready, key=lambda side: waiting[side][heads[side]])
-            for twin in arriving[side]:  # immediately, so that they do not divide the side's part
-                if self._has(twin.src[0], done):
-                    lib.ggml_build_forward_expand(whole, twin)
+            for copied in arriving[side]:  # immediately, so that they do not divide the side's part
+                if self._has(copied.src[0], done):
+                    lib.ggml_build_forward_expand(whole, copied)
             while is_ready(side):
                 node = self._nodes[waiting[side][heads[side]]]
                 lib.ggml_build_forward_expand(whole, node)
@@ -232,10 +232,10 @@ class Split:
         self._cgraph, self._crossings = cgraph, crossings
         self._parts: list[Any] = []
         self._actions: list[Callable[[], object]] = []
-        # while the list is made, by side: copies since the last mark that nothing waits for; whether some since the last wait
-        # went to the host
+        # used while the actions are listed, by side: whether copies were added since the last mark, and whether any since the
+        # last wait went to the host
         n = len(device.sides)
-        self._is_copying, self._brings = [True] * n, [False] * n
+        self._is_copying, self._copies_to_host = [True] * n, [False] * n
         self._ranks: list[tuple[Device, Any]] = []  # parts that wait for each other
 
     def owner(self, i: int) -> Device | None:
@@ -248,14 +248,14 @@ class Split:
     def cut(self) -> None:
         """Make the list of actions of a run, once the graph has its memory."""
         first, n = 0, len(self.sides)
-        lies: dict[int, int] = {}
+        location: dict[int, int] = {}
         for i in range(n):
             node = lib.ggml_graph_node(self._cgraph, i)
-            lies[key(node)] = self.sides[i]
+            location[key(node)] = self.sides[i]
             if key(node) in self._crossings:
                 self._add_part(first, i)
                 source = node.src[0]
-                at = lies.get(key(source if source.view_src == ffi.NULL else source.view_src))
+                at = location.get(key(source if source.view_src == ffi.NULL else source.view_src))
                 by = self.device.owner(source) if at is None else self.device.sides[at]
                 self._add_copy(node, by, self.device.sides[self.sides[i]])
                 first = i + 1
@@ -293,7 +293,7 @@ class Split:
             copy = partial(lib.ggml_backend_tensor_set_async, by.backend, node, source.data, 0, size)
         self._actions.append(copy)
         self._is_copying[by.index] = True
-        self._brings[by.index] |= to is host
+        self._copies_to_host[by.index] |= to is host
 
     def _add_part(self, first: int, end: int) -> None:
         """Add a part: nodes of one side without crossings."""
@@ -316,10 +316,10 @@ class Split:
                     continue
                 if self._is_copying[i]:
                     self._actions.append(other.finish)
-                elif self._brings[i]:
+                elif self._copies_to_host[i]:
                     self._actions.append(other.wait_for_mark)
-                self._is_copying[i] = self._brings[i] = False
-        elif self._brings[side] and self._is_copying[side] and who.can_mark():
+                self._is_copying[i] = self._copies_to_host[i] = False
+        elif self._copies_to_host[side] and self._is_copying[side] and who.can_mark():
             self._actions.append(who.mark)
             self._is_copying[side] = False
         self._actions.append(partial(who.run, part))

@@ -118,7 +118,7 @@ class Store:
     def close(self) -> None:
         """Free the memory."""
         if self._buffer != ffi.NULL:
-            self.device.settle()
+            self.device.wait_before_free()
             ffi.release(self._buffer)
             self._buffer = ffi.NULL
         if self._pages != ffi.NULL:
@@ -167,7 +167,7 @@ class Workspace:
             DeviceError: It does not fit.
         """
         before = self.sizes
-        self.device.settle()  # the memory may have to move
+        self.device.wait_before_free()  # the memory may have to move
         fits = True
         if self._sides > 1:  # for a single side, ggml determines the size itself
             nodes = ffi.NULL if sides is None else ffi.new("int[]", sides)
@@ -189,7 +189,7 @@ class Workspace:
     def close(self) -> None:
         """Free the memory; graphs placed in it can no longer run."""
         if self._alloc != ffi.NULL:
-            self.device.settle()
+            self.device.wait_before_free()
             lib.ggml_gallocr_free(self._alloc)
             self._alloc = ffi.NULL
 

@@ -9,7 +9,7 @@ from functools import partial
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
-from ..state.ring import Near
+from ..state.ring import RingView
 from .feed_forward import matmul, matmuls
 from .layers import Columns
 from .rope import Rope
@@ -20,7 +20,7 @@ def attention(
     w: Mapping[str, Tensor],
     name: str,
     y: Tensor,
-    columns: Columns | Near,
+    columns: Columns | RingView,
     cache: LayerCache,
     rope: Rope,
     *,

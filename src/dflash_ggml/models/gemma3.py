@@ -37,7 +37,7 @@ class Gemma3(Qwen3):
     @classmethod
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
         stretch, yarn = read_stretch(keys.file, f"{keys.arch}.rope.scaling.")
-        keys.hold(("attn_logit_softcapping", not keys.switched("attn_logit_softcapping"), "0"))
+        keys.check(("attn_logit_softcapping", not keys.switched("attn_logit_softcapping"), "0"))
         return {
             "stretch": stretch,
             "yarn": yarn,

@@ -13,16 +13,16 @@ from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 from ..state.kv import LayerCache
-from ..state.ring import Near
+from ..state.ring import RingView
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import geglu, matmul
-from .layers import Columns, Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
+from .layers import Columns, Taps, columns_of, declare_outputs, pass_bytes, ring_view_rows, ring_views
 from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
-from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size, windows
+from .reading import Keys, check_file, normalise_scales, scales_beside, vocabulary_size, windows
 from .rope import Rope, read_stretch
 from .target import Batch, Target
 from .tensors import outer_tensors, with_scales
@@ -111,7 +111,7 @@ class Gemma4(Target):
         stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
         divides = all(h % kv == 0 for h, kv in zip(heads, kv_heads))
         has_keys = set(seen[n_own:]) <= set(seen[:n_own])
-        keys.hold(
+        keys.check(
             ("attention.head_count", divides, "multiples of head_count_kv"),
             keys.is_("attention.value_length", d, f"the key length {d}"),
             keys.is_("attention.value_length_swa", d_near, f"the key length {d_near}"),
@@ -120,7 +120,7 @@ class Gemma4(Target):
             ("rope.dimension_count_swa", n_near in range(2, d_near + 1, 2), "even, within a head"),
             ("attention.shared_kv_layers", has_keys, "fewer, so that each kind of layer has one with keys"),
         )
-        settle_scales(file)
+        normalise_scales(file)
 
         def has(name: str) -> tuple[bool, ...]:
             return tuple(f"blk.{i}.{name}" in file.tensors for i in range(n))
@@ -228,7 +228,7 @@ class Gemma4(Target):
         experts = self.experts.per_column + 2 * self.n_embd if self.experts else 0
         per_column = 3 * max(self.n_ff) + experts + (5 + n_taps) * self.n_embd + 3 * q + 4 * kv
         per_column += 3 * self.n_per_layer * self.n_layers
-        gathered = 2 * kv * near_rows(self.windows, columns)
+        gathered = 2 * kv * ring_view_rows(self.windows, columns)
         return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
@@ -237,7 +237,7 @@ class Gemma4(Target):
         g, w, eps = Graph(state.device, 512 + (64 + experts) * self.n_layers), weights, self.rms_eps
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
-        near = near_of(g, columns, state)
+        views = ring_views(g, columns, state)
         factors = w.get(FACTORS)
         x = g.scale(g.get_rows(w["token_embd.weight"], columns.ids), self.n_embd**0.5)
         own = self._own_embeddings(g, w, columns.ids, x) if self.n_per_layer else None
@@ -247,10 +247,10 @@ class Gemma4(Target):
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
             cache = state.cache(i) if source == i else caches[source]
             rope = self.full.rope._replace(factors=factors) if window is None else self.near.rope
-            seen = columns if window is None else near[window]
+            seen = columns if window is None else views[window]
             y, cache = self._attention(g, w, i, y, seen, cache, rope)
             caches.append(cache)
-            taps.settle()
+            taps.flush()
             x = g.add(g.rms_norm(y, eps, w[name + "post_attention_norm.weight"]), x)
             y = g.rms_norm(self._ffn(g, w, i, x), eps, w[name + "post_ffw_norm.weight"])
             x = g.add(y, x)
@@ -279,7 +279,7 @@ class Gemma4(Target):
         w: Mapping[str, Tensor],
         i: int,
         y,
-        columns: Columns | Near,
+        columns: Columns | RingView,
         cache: LayerCache,
         rope: Rope,
     ) -> tuple[Tensor, LayerCache]:

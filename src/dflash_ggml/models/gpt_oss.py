@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..ggml.stock import mask_bytes
-from .layers import near_rows
+from .layers import ring_view_rows
 from .qwen3moe import Qwen3Moe
 from .reading import Keys, windows
 
@@ -46,5 +46,5 @@ class GptOss(Qwen3Moe):
 
     def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
         """As in the base class, plus the masks that attention with sinks needs in every pass."""
-        masks = mask_bytes(columns, rows + near_rows(self.seen, columns))
+        masks = mask_bytes(columns, rows + ring_view_rows(self.seen, columns))
         return super(GptOss, self).scratch_bytes(columns, rows, n_taps) + masks

@@ -14,7 +14,7 @@ from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, FeedForward
 from .feed_forward import Dense
 from .qwen3 import Qwen3
-from .reading import Keys, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size, windows
+from .reading import Keys, check_file, normalise_scales, scales_beside, split_qkv, vocabulary_size, windows
 from .rope import Rope, read_yarn
 
 _SIGMOID = 2  # router kinds by their number in files
@@ -58,7 +58,7 @@ class Laguna(Qwen3):
             keys.count("rope.dimension_count_swa", default=rope.n_rot),
             keys.number("rope.freq_base_swa", default=rope.theta),
         )
-        keys.hold(
+        keys.check(
             ("attention.head_count", all(h % n_kv_heads == 0 for h in heads), f"multiples of {n_kv_heads}"),
             keys.is_("attention.value_length", d, f"the key length {d}"),
             ("rope.dimension_count", rope.n_rot in range(2, d + 1, 2), "even, within a head"),
@@ -67,7 +67,7 @@ class Laguna(Qwen3):
             ("router_logit_softcapping", not file.get(f"{file.arch}.router_logit_softcapping", float), "0"),
             keys.is_("expert_shared_count", 1, "1"),
         )
-        settle_scales(file)
+        normalise_scales(file)
         split_qkv(file, heads, n_kv_heads, d)
         n_ff_expert = keys.one("expert_feed_forward_length", n=n)
         n_experts = keys.count("expert_count")

@@ -11,7 +11,7 @@ from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
 from ..state.kv import LayerCache
 from ..state.memory import padded
-from ..state.ring import TILE, Near
+from ..state.ring import TILE, RingView
 from ..state.spec import Recurrent
 from ..state.state import TargetState
 from .feed_forward import matmul, matmuls
@@ -149,13 +149,13 @@ def columns_of(g: Graph, batch: Batch) -> Columns:
     return Columns(g, batch) if batch.beside is None else Joined(g, batch)
 
 
-def near_of(g: Graph, columns: Columns, state: TargetState) -> dict[int, Near]:
+def ring_views(g: Graph, columns: Columns, state: TargetState) -> dict[int, RingView]:
     """Visibility of a pass's columns in window layers, by window."""
     sizes = columns.n, columns.positions, columns.is_tree, columns.seqs
     return {ring.window: ring.build(g, *sizes) for ring in state.rings}
 
 
-def near_rows(windows: Sequence[int | None], columns: int) -> int:
+def ring_view_rows(windows: Sequence[int | None], columns: int) -> int:
     """Most rows that a linear pass of so many columns gathers in a window layer; 0 without such layers."""
     return max((padded(window + TILE + columns, 256) for window in windows if window is not None), default=0)
 
@@ -193,11 +193,11 @@ class Taps:
         if not self._parts and layer in self.batch.taps:
             self._waiting.append((self.batch.taps.index(layer), x))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Flush pending taps. Called once the next layer's matmuls are built, so that the GPU fuses add, norm and conversion for
         them."""
         for part in self._parts:
-            part.settle()
+            part.flush()
         for tap, x in self._waiting:
             if self._column is not None:
                 self.state.features.put(self.g, x, tap, self._column)
@@ -211,7 +211,7 @@ class Taps:
         """End of the trunk: pass the remaining features to the draft."""
         for part in self._parts:
             part.finish()
-        self.settle()
+        self.flush()
         if not self._kept or self.batch.append is None:
             return
         g, n = self.g, self.columns.n
@@ -293,7 +293,7 @@ def gated_delta_net(
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
     qkv, z, alpha, beta = matmuls(g, w, [name + x for x in matrices], y)
     if columns.is_tree:
-        qkv = state.land_conv_inputs(g, qkv, layer)
+        qkv = state.store_conv_inputs(g, qkv, layer)
     for x in (qkv, z, alpha, beta):
         g.expand(x)
     cut = zip(*(columns.cut(g, x) for x in (qkv, alpha, beta)))

@@ -37,7 +37,7 @@ class Llama(Qwen3):
     def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
         file, experts = keys.file, "expert_count"
         has_experts = bool(keys.has(experts) and keys.count(experts, low=0))
-        keys.hold(
+        keys.check(
             (experts, not has_experts, "0: models with experts are not supported in this architecture"),
             ("attention.scale", not file.get(f"{keys.arch}.attention.scale", float), "0"),
         )

@@ -19,8 +19,16 @@ from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, FeedForward
 from .feed_forward import Dense
-from .layers import Taps, columns_of, declare_outputs, near_of, near_rows, pass_bytes
-from .reading import Keys, biases_beside, check_file, scales_beside, settle_scales, split_qkv, vocabulary_size
+from .layers import Taps, columns_of, declare_outputs, pass_bytes, ring_view_rows, ring_views
+from .reading import (
+    Keys,
+    biases_beside,
+    check_file,
+    normalise_scales,
+    scales_beside,
+    split_qkv,
+    vocabulary_size,
+)
 from .rope import Rope, read_yarn
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors, with_scales
@@ -81,13 +89,13 @@ class Qwen3(Target):
             **cls._read_ffn(keys, n),
         )
         d = params.head_dim
-        keys.hold(
+        keys.check(
             ("attention.head_count_kv", n_heads % params.n_kv_heads == 0, f"a divisor of {n_heads}"),
             ("attention.key_length", d % 2 == 0 and d > 0, "an even number"),
             keys.is_("attention.value_length", d, f"the key length {d}"),
             keys.is_("rope.dimension_count", d, f"the whole head, {d}"),
         )
-        settle_scales(file)
+        normalise_scales(file)
         split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
         shapes = params.tensors()
         matrices = [name for name, shape in shapes.items() if len(shape) > 1]
@@ -172,7 +180,7 @@ class Qwen3(Target):
         widest = max(self.block(i)[1].per_column for i in range(self.n_layers))
         per_column = widest + (4 + n_taps) * self.n_embd
         per_column += 2 * self.n_heads * self.head_dim + 4 * kv
-        gathered = 2 * kv * near_rows(self.windows, columns)
+        gathered = 2 * kv * ring_view_rows(self.windows, columns)
         return pass_bytes(columns, rows, per_column, n_taps * self.n_embd, gathered)
 
     def build(self, batch: Batch, state: TargetState, weights: Mapping[str, Tensor]) -> Graph:
@@ -185,18 +193,18 @@ class Qwen3(Target):
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
         rope, rope_window = self.rope(w), self.rope_window(w)
-        near = near_of(g, columns, state)
+        views = ring_views(g, columns, state)
         sizes: dict[str, Any] = {"kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "eps": eps}
         sizes["scale"] = self.attention_scale
         x = g.get_rows(w["token_embd.weight"], columns.ids)
         if self.embedding_scale != 1:
             x = g.scale(x, self.embedding_scale)
         for i, window in enumerate(self.windows):
-            name, seen = f"blk.{i}.", columns if window is None else near[window]
+            name, seen = f"blk.{i}.", columns if window is None else views[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
             layer_rope, (heads, ffn) = rope if window is None else rope_window, self.block(i)
             y = attention(g, w, name + "attn_", y, seen, state.cache(i), layer_rope, heads=heads, **sizes)
-            taps.settle()
+            taps.flush()
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])
             x = g.add(y, x)

@@ -24,8 +24,8 @@ from .experts import Experts, FeedForward
 from .feed_forward import Dense
 from .layers import Taps, columns_of, declare_outputs, gated_attention, gated_delta_net, pass_bytes
 from .prediction import Head, read_head
-from .ranks import Cut, is_of_all, name_of, of_rank, part_of
-from .reading import Keys, check_file, scales_beside, settle_scales, vocabulary_size
+from .ranks import Cut, is_on_every_rank, name_of, of_rank, part_of
+from .reading import Keys, check_file, normalise_scales, scales_beside, vocabulary_size
 from .rope import read_scaling
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors, with_scales
@@ -90,7 +90,7 @@ class Qwen35(Target):
 
         keys = Keys(file)
         count, number = keys.count, keys.number
-        _settle_names(file)
+        _normalise_names(file)
         blocks = count("block_count", MAX_LAYERS)
         trunk = blocks - count("nextn_predict_layers", blocks - 1, 0, default=0)
         recurrent = _recurrent(file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4))
@@ -186,7 +186,7 @@ class Qwen35(Target):
             name_of(name, rank): shape
             for rank in range(self.n_ranks)
             for name, shape in own.items()
-            if rank == 0 or is_of_all(name)
+            if rank == 0 or is_on_every_rank(name)
         }
 
     def _tensors(self) -> dict[str, tuple[int, ...]]:
@@ -248,9 +248,9 @@ class Qwen35(Target):
         g = Graph(state.device, 4096 + self.n_ranks * self.n_layers * (128 + self.ffn.nodes))
         x = self._trunk(g, batch, state.of_rank(0), weights)
         declare_outputs(g, weights, self.head_name, x, self.rms_eps, batch)
-        for rank in range(1, self.n_ranks):  # ends with the same x
-            unheard = replace(batch, taps=(), append=None, rank=rank)
-            g.expand(self._trunk(g, unheard, state.of_rank(rank), of_rank(weights, rank)))
+        for rank in range(1, self.n_ranks):  # the sums make every rank's x equal, so one has the outputs
+            without_outputs = replace(batch, taps=(), append=None, rank=rank)
+            g.expand(self._trunk(g, without_outputs, state.of_rank(rank), of_rank(weights, rank)))
         return g
 
     def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Tensor]):
@@ -280,7 +280,7 @@ class Qwen35(Target):
                     eps=eps,
                 )
             y = state.summed(g, y)
-            taps.settle()
+            taps.flush()
             x = g.add(y, x)
             y = g.rms_norm(x, eps, w[name + "post_attention_norm.weight"])
             x = g.add(state.summed(g, ffn.build(g, w, name, y)), x)
@@ -298,7 +298,7 @@ class Qwen35(Target):
                 f"key {order!r} is {str(self.grouped).lower()}: value heads in that order are not supported"
             )
         value_dim = file.get(f"{keys.arch}.attention.value_length", int)
-        keys.hold(
+        keys.check(
             ("attention.value_length", value_dim in (None, self.head_dim), f"the key length {self.head_dim}"),
             ("attention.head_count_kv", self.n_heads % self.n_kv_heads == 0, f"a divisor of {self.n_heads}"),
             ("rope.dimension_count", self.n_rot in range(2, self.head_dim + 1, 2), "even, within a head"),
@@ -327,9 +327,9 @@ def _block(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _settle_names(file: GGUFFile) -> None:
+def _normalise_names(file: GGUFFile) -> None:
     """Rename other converters' tensors to llama.cpp's names: Ollama's `ssm_dt`, and scales."""
-    settle_scales(file)
+    normalise_scales(file)
     names = {name: f"{name}.bias" for name in file.tensors if re.fullmatch(r"blk\.\d+\.ssm_dt", name)}
     file.rename({old: new for old, new in names.items() if new not in file.tensors})
 

@@ -40,7 +40,7 @@ def of_rank(weights: Mapping[str, Tensor], rank: int) -> Mapping[str, Tensor]:
     return {name[len(begin) :]: t for name, t in weights.items() if rank_of(name) == rank}
 
 
-def is_of_all(name: str) -> bool:
+def is_on_every_rank(name: str) -> bool:
     """Whether every rank has the tensor or a part of it."""
     return not name.startswith("output")
 

@@ -80,7 +80,7 @@ class Keys:
         """The rule that `key`, if it is there, has this value."""
         return key, self.count(key, default=value) == value, expected
 
-    def hold(self, *rules: tuple[str, bool, str]) -> None:
+    def check(self, *rules: tuple[str, bool, str]) -> None:
         """Raise for the first violated rule (key, whether it holds, expectation)."""
         for key, holds, expected in rules:
             if not holds:
@@ -120,7 +120,7 @@ def vocabulary_size(file: GGUFFile) -> int:
     return n_vocab
 
 
-def settle_scales(file: GGUFFile) -> None:
+def normalise_scales(file: GGUFFile) -> None:
     """Rename `X.weight.scale` and `X.weight.input_scale` of some converters to `X.scale` and `X.input_scale`."""
     names = {
         name: name.replace(".weight.", ".")

@@ -162,15 +162,15 @@ class Context:
         self.groups = [
             ContextRows(device, [layers[i] for i in of], kv_type, n_rows, block, n_states) for of in members
         ]
-        self._place = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
+        self._group_index = {i: (group, at) for group, of in enumerate(members) for at, i in enumerate(of)}
 
     def group(self, layer: int) -> int:
         """Index of the group of layer `layer`."""
-        return self._place[layer][0]
+        return self._group_index[layer][0]
 
     def layer(self, layer: int) -> LayerCache:
         """Keys and values of layer `layer`."""
-        group, at = self._place[layer]
+        group, at = self._group_index[layer]
         return self.groups[group].cache.layer(at)
 
     @property

@@ -35,9 +35,13 @@ def ring_rows(window: int, columns: int, n_rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
-    """A tree after the first `start` tokens of a sequence. depths [w]: depth of each column below the root; own [w, w]: whether a
-    column sees another."""
+class TreeColumns:
+    """Columns of a tree after the first `start` tokens of a sequence.
+
+    Attributes:
+        depths: [w], of each column below the root.
+        own: [w, w], whether a column sees another.
+    """
 
     state_index: int
     start: int
@@ -45,8 +49,8 @@ class Below:
     own: NDArray[np.bool_]
 
 
-class Near:
-    """Visibility of a ring's rows for the columns of a pass; the counterpart of `Columns` for whole caches.
+class RingView:
+    """What the columns of a pass see of a ring; the counterpart of `Columns` for whole caches.
 
     Args:
         seqs: See Batch; None for columns of one sequence.
@@ -110,9 +114,11 @@ class Ring:
         self.name, self.window, self.n_rows = name, layers[0].window, n_rows
         self.cache = KvCache(device, layers, kv_type, n_rows * n_states, sides)
 
-    def build(self, g: Graph, n: int, positions: Tensor, is_tree: bool, seqs: Tensor | None = None) -> Near:
+    def build(
+        self, g: Graph, n: int, positions: Tensor, is_tree: bool, seqs: Tensor | None = None
+    ) -> RingView:
         """Create the inputs of a pass of n columns at `positions`; `fill` sets them, or `fill_each` for several sequences."""
-        return Near(g, self.name, self.window, n, positions, is_tree, seqs)
+        return RingView(g, self.name, self.window, n, positions, is_tree, seqs)
 
     def rows(self, state_index: int, start: int, n: int) -> NDArray[np.int32]:
         """The rows of n tokens from position `start` on."""
@@ -130,18 +136,18 @@ class Ring:
         """Set the inputs of a pass of n columns whose first is at position `start`. Of a tree, depths [n]: of each column
         below its root; own [n, n]: whether it sees each of them."""
         rows = graph.inputs[f"{self.name} rows"].array
-        near = rows[n:]
+        visible = rows[n:]
         base = max(start - self.window + 1, 0) // TILE * TILE
         before = start - base
         rows[:n] = self.rows(state_index, start, n)
         if depths is None:
-            ranges = near[-2 * n :].reshape(2, n)
-            near = near[: -2 * n]
+            ranges = visible[-2 * n :].reshape(2, n)
+            visible = visible[: -2 * n]
             positions = start + np.arange(n)
             ranges[0] = np.maximum(positions - self.window + 1, 0) - base
             ranges[1] = positions - base + 1
-        near[: before + n] = self.rows(state_index, base, before + n)
-        near[before + n :] = rows[0]  # any finite row: it is never seen
+        visible[: before + n] = self.rows(state_index, base, before + n)
+        visible[before + n :] = rows[0]  # any finite row: it is never seen
         if depths is None or own is None:
             return
         mask = graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
@@ -151,10 +157,10 @@ class Ring:
         mask[:, before : before + n] = np.where(seen, np.float16(0), HIDDEN)
         mask[:, before + n :] = HIDDEN
 
-    def fill_each(self, graph: Graph, n: int, trees: Sequence[Below]) -> None:
+    def fill_each(self, graph: Graph, n: int, trees: Sequence[TreeColumns]) -> None:
         """Set the inputs of a pass of n columns over trees of several sequences, concatenated from the first column on."""
         rows = graph.inputs[f"{self.name} rows"].array
-        near, mask = rows[n:], graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
+        visible, mask = rows[n:], graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
         mask[:] = HIDDEN
         spans = np.zeros((len(trees), 2), np.int32)
         column = at = 0
@@ -163,7 +169,7 @@ class Ring:
             base = max(start - self.window + 1, 0) // TILE * TILE
             before, own = start - base, slice(column, column + w)
             rows[own] = self.rows(tree.state_index, start, w)
-            near[at : at + before + w] = self.rows(tree.state_index, base, before + w)
+            visible[at : at + before + w] = self.rows(tree.state_index, base, before + w)
             lag = start + tree.depths[:, None] - (base + np.arange(before))
             mask[own, at : at + before] = np.where(lag < self.window, np.float16(0), HIDDEN)
             seen = tree.own & (tree.depths[:, None] - tree.depths < self.window)
@@ -171,9 +177,9 @@ class Ring:
             spans[i] = at, at + before + w
             end = at + before + w
             at += padded(before + w, TILE)
-            near[end:at] = rows[0]  # any finite row: it is never seen
+            visible[end:at] = rows[0]  # any finite row: it is never seen
             column += w
-        near[at:] = rows[0]
+        visible[at:] = rows[0]
         # padding: behind the last tree, never read
         rows[column:n] = self.rows(tree.state_index, start + w, n - column)
         mask[column:, 0] = 0

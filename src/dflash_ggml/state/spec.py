@@ -99,7 +99,7 @@ class StateSpec:
         """The distinct windows of attention layers, in order."""
         return tuple(sorted({layer.window for layer in self.kv if layer.window is not None}))
 
-    def seeing(self, window: int | None) -> StateSpec:
+    def with_window(self, window: int | None) -> StateSpec:
         """The attention layers with this window (None: full attention)."""
         return self._some(lambda layer, side: isinstance(layer, KvLayer) and layer.window == window)
 

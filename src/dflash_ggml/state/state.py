@@ -25,7 +25,7 @@ from .memory import ADVICE, Part, padded
 from .ring import Ring, ring_rows
 from .spec import KvLayer, Recurrent, StateSpec
 
-SPARE = 8  # rows, and one more than the columns that a width is padded by
+SPARE = 8  # rows for the padding of a pass: `verify_width` adds at most 7 columns
 _FEWER = "decode fewer sequences in a batch (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
@@ -67,13 +67,13 @@ class TargetState:
         self.device, self.spec, self.max_width, self.n_states = device, spec, max_width, n_states
         # further rows are padding of passes, never read
         spare = SPARE if n_states > 1 else 0
-        seen = spec.seeing(None)
-        self.kv = KvCache(device, seen.kv, kv_type, n_rows + spare, seen.sides)
+        layers = spec.with_window(None)
+        self.kv = KvCache(device, layers.kv, kv_type, n_rows + spare, layers.sides)
         columns = max(n_batch, max_width, 1)
         self.rings = []
         for i, window in enumerate(spec.windows):
-            seen, rows = spec.seeing(window), ring_rows(window, columns, n_rows)
-            self.rings.append(Ring(device, f"ring{i}", seen.kv, kv_type, rows, n_states, seen.sides))
+            layers, rows = spec.with_window(window), ring_rows(window, columns, n_rows)
+            self.rings.append(Ring(device, f"ring{i}", layers.kv, kv_type, rows, n_states, layers.sides))
         self.rank = 0
         self.mailboxes = Mailboxes(device.sides[: spec.n_ranks]) if spec.n_ranks > 1 else None
         # of each side with recurrent layers
@@ -99,13 +99,13 @@ class TargetState:
         """A layer's number among those of all ranks."""
         return layer + self.rank * (len(self.spec.layers) // self.spec.n_ranks)
 
-    def _place(self, layer: int) -> int:
+    def _kind_index(self, layer: int) -> int:
         return self.spec.kind_index[self._number(layer)]
 
     def cache(self, layer: int) -> LayerCache:
         """Keys and values of an attention layer."""
         ring = self.ring(layer)
-        return (self.kv if ring is None else ring.cache).layer(self._place(layer))
+        return (self.kv if ring is None else ring.cache).layer(self._kind_index(layer))
 
     def ring(self, layer: int) -> Ring | None:
         """The ring of an attention layer, None for full attention."""
@@ -120,18 +120,18 @@ class TargetState:
 
     def window(self, layer: int) -> Tensor:
         """Conv window of a recurrent layer [K-1, channels] in state index 0, oldest input first."""
-        return self._states_of(layer).window[self._place(layer)]
+        return self._states_of(layer).window[self._kind_index(layer)]
 
     def delta(self, layer: int) -> Tensor:
         """Delta-net state of a recurrent layer [S, S, H_v] in state index 0, key dimension contiguous."""
-        return self._states_of(layer).delta[self._place(layer)]
+        return self._states_of(layer).delta[self._kind_index(layer)]
 
     def _states_of(self, layer: int) -> LayerStates:
         return self.recurrent[self.spec.side(self._number(layer))]
 
     def all_states(self, g: Graph, layer: int) -> tuple[Tensor, Tensor]:
         """Conv windows [(K-1) * channels, n_states] and delta-net states [S * S * H_v, n_states] of a recurrent layer, views."""
-        of, at = self._states_of(layer), self._place(layer)
+        of, at = self._states_of(layer), self._kind_index(layer)
         whole = (of.windows, of.windows.nb[2]), (of.deltas, of.deltas.nb[3])
         windows, deltas = (
             g.view(t, (size // 4, self.n_states), (len(of.window) * size,), offset=at * size)
@@ -139,13 +139,13 @@ class TargetState:
         )
         return windows, deltas
 
-    def land_conv_inputs(self, g: Graph, x: Tensor, layer: int) -> Tensor:
+    def store_conv_inputs(self, g: Graph, x: Tensor, layer: int) -> Tensor:
         """Store the conv inputs `x` [channels, n] of a tree's nodes for the commit."""
-        return g.land(x, self._states_of(layer).conv_inputs, self._place(layer))
+        return g.compute_into(x, self._states_of(layer).conv_inputs, self._kind_index(layer))
 
     def factors(self, g: Graph, layer: int, columns: int) -> Tensor:
         """Destination of the factors of a tree's nodes in one recurrent layer, [factors, columns]."""
-        return g.slice(self._states_of(layer).factors, self._place(layer), columns)
+        return g.slice(self._states_of(layer).factors, self._kind_index(layer), columns)
 
     def reset(self, state_index: int = 0) -> None:
         """Clear the recurrent state of a state index. K/V rows stay: masks hide them."""
@@ -259,9 +259,10 @@ def state_parts(
 
     def kv_bytes(rows: int) -> int:
         rings = (
-            spec.seeing(w).kv_bytes(n_states * ring_rows(w, columns, rows), kv_type) for w in spec.windows
+            spec.with_window(w).kv_bytes(n_states * ring_rows(w, columns, rows), kv_type)
+            for w in spec.windows
         )
-        return spec.seeing(None).kv_bytes(rows + spare, kv_type) + sum(rings)
+        return spec.with_window(None).kv_bytes(rows + spare, kv_type) + sum(rings)
 
     n, parts = len(spec.recurrent), [Part("target K/V", kv_bytes, _LOWER_CONTEXT)]
     tree = padded(4 * feature_row * max_width * (2 if n_states > 1 else 1), unit)
