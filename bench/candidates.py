@@ -22,7 +22,7 @@ from step_time import call_ms, newest, pass_ms
 from dflash_ggml.bench.facts import gpu_facts
 from dflash_ggml.bench.prompts import own, spread
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, expand
@@ -56,7 +56,7 @@ def heap_us(repeat: int) -> dict[str, dict[int, float]]:
                 rows = [(ids[:, :k].copy(), probs[:, :k].copy()) for ids, probs in drafts]
                 began = time.perf_counter()
                 for ids, probs in rows:
-                    expand(0, Rows(ids, probs), budget)
+                    expand(0, CandidateBlock(ids, probs), budget)
                 times[k].append((time.perf_counter() - began) / len(rows) * 1e6)
         found[f"budget {budget}"] = {k: round(min(t), 2) for k, t in times.items()}
     return found
@@ -102,9 +102,11 @@ class Following(MadeUp):
         super().__init__(engine)
         self.ids, self.count = np.array(ids, np.int32), count
 
-    def propose(self, sequences: Items[Sequence], budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[CandidateBlock]:
         found = self._propose(sequences, budget, depth)
-        return [Rows(rows.ids[:, : self.count], rows.log_probs[:, : self.count]) for rows in found]
+        return [CandidateBlock(rows.ids[:, : self.count], rows.log_probs[:, : self.count]) for rows in found]
 
     def right(self, sequence: Sequence, tree: Tree, chosen: np.ndarray) -> np.ndarray:
         at = sequence.n_tokens + 1 + tree.depths

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from common import ROOT
 
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree
@@ -80,14 +80,16 @@ class MadeUp:
             self.seconds += time.perf_counter() - began
             self.process_seconds += time.process_time() - process_began
 
-    def propose(self, sequences: Items[Sequence], budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(
+        self, sequences: Items[Sequence], budget: int, depth: int | None = None
+    ) -> list[CandidateBlock]:
         """Run the draft; return the sources' candidates."""
         self._propose(sequences, budget, depth)
         with self.unseen():
             found = [
                 self.sources[s.state_index].at(s.n_tokens, depth or self.drafter.depth)[0] for s in sequences
             ]
-            return [Rows(self.tokens(rows.ids), rows.log_probs) for rows in found]
+            return [CandidateBlock(self.tokens(rows.ids), rows.log_probs) for rows in found]
 
     def verify(self, forest: Forest, *more: Items[object]) -> Graph:
         """Run the target, and remember over which trees."""

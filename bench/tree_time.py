@@ -20,7 +20,7 @@ from common import ROOT, header, save
 
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration, count_votes
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.lookup import LookupRates, Merged
 from dflash_ggml.decode.tree import expand, observers
 
@@ -56,7 +56,7 @@ def microseconds(work: Callable[[], Any], repeat: int) -> float:
 def both(kind: str, budget: int) -> tuple[dict[str, Callable[[], Any]], dict[str, Callable[[], Any]]]:
     """Stage -> what is timed, in C and in Python."""
     ids, scores, pairs = draft(budget)
-    rows = Rows(ids, scores, pairs if kind == "pairs" else None)
+    rows = CandidateBlock(ids, scores, pairs if kind == "pairs" else None)
     windows = [[*ids[:, 0].tolist(), *range(budget - DEPTHS)] for _ in range(3)]
     windows[1][4], windows[2][9] = 7, 8
     sizes = windows, [20, 9, 4], budget

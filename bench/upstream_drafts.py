@@ -22,7 +22,7 @@ import numpy as np
 from common import Solo, header, save
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import spine
 
@@ -89,7 +89,7 @@ def theirs(
     return [[int(token) for token in line.split()] for line in done.stdout.splitlines()]
 
 
-def ours(engine: Solo, ids: list[int], start: int) -> list[tuple[list[int], Rows]]:
+def ours(engine: Solo, ids: list[int], start: int) -> list[tuple[list[int], CandidateBlock]]:
     """The same from our drafter, with the candidates that the chain was taken from."""
     assert engine.drafter is not None
     engine.reset()
@@ -98,13 +98,13 @@ def ours(engine: Solo, ids: list[int], start: int) -> list[tuple[list[int], Rows
     for token in ids[start:]:
         engine.sequence.pending = token
         (rows,) = engine.drafter.propose([engine.sequence], 31)
-        assert isinstance(rows, Rows)
+        assert isinstance(rows, CandidateBlock)
         found.append((spine(token, rows, engine.drafter.depth).tokens[1:].tolist(), rows))
         engine.prefill([token])
     return found
 
 
-def gap(rows: Rows, mine: list[int], other: list[int]) -> tuple[int, float]:
+def gap(rows: CandidateBlock, mine: list[int], other: list[int]) -> tuple[int, float]:
     """Where two chains part, and by how much ours is the likelier there; infinite for a token that is no candidate."""
     from reference.cursors import children_of, root_of
 

@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode import tree as tree_module
-from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
+from dflash_ggml.decode.candidates import CandidateBlock, NonFiniteDraft
 from dflash_ggml.decode.tree import BEST_FIRST, CHAIN_SEED, SPINE, Tree, expand, grow, spine
 
 
-def rows_of(seed: int, depths: int, ranks: int) -> Rows:
+def rows_of(seed: int, depths: int, ranks: int) -> CandidateBlock:
     rng = np.random.default_rng(seed)
     log_probs = -np.sort(rng.exponential(size=(depths, ranks)), axis=1).astype(np.float32)
     ids = np.array([rng.permutation(50)[:ranks] for _ in range(depths)], np.int32)
-    return Rows(ids, log_probs)
+    return CandidateBlock(ids, log_probs)
 
 
-def paired(seed: int, depths: int, ranks: int) -> Rows:
+def paired(seed: int, depths: int, ranks: int) -> CandidateBlock:
     rows, rng = rows_of(seed, depths, ranks), np.random.default_rng(seed + 1)
-    return Rows(rows.ids, rows.log_probs, 2 * rng.normal(size=(depths, ranks, ranks)))
+    return CandidateBlock(rows.ids, rows.log_probs, 2 * rng.normal(size=(depths, ranks, ranks)))
 
 
-def paths(rows: Rows) -> dict[tuple[int, ...], float]:
+def paths(rows: CandidateBlock) -> dict[tuple[int, ...], float]:
     """Every path and its log-probability, from the definition."""
     found = {}
     depths, ranks = rows.ids.shape
@@ -83,7 +83,7 @@ def test_a_seeded_tree_of_pairs_begins_with_the_spine():
 
 def test_blocks_keep_what_is_read_in_c():
     ids, log_probs = np.zeros((2, 2), np.int32), np.log(np.full((2, 2), 0.5, np.float32))
-    rows = Rows(ids, log_probs, np.zeros((2, 2, 2), np.float32))
+    rows = CandidateBlock(ids, log_probs, np.zeros((2, 2, 2), np.float32))
     kept = weakref.ref(rows.pairs)
     rows.pairs = None
     assert kept() is not None
@@ -113,11 +113,11 @@ def test_a_negative_budget_is_refused(budget):
 def test_pairs_are_checked(pairs, error):
     rows = rows_of(0, 2, 3)
     with pytest.raises(error, match="pairs"):
-        Rows(rows.ids, rows.log_probs, pairs)
+        CandidateBlock(rows.ids, rows.log_probs, pairs)
 
 
 def test_impossible_children_are_left_out():
-    rows = Rows([[1, 2]], [[-0.1, -np.inf]])
+    rows = CandidateBlock([[1, 2]], [[-0.1, -np.inf]])
     assert expand(0, rows, 5).n_nodes == 1
     certain = np.full((1, 2, 2), -np.inf, np.float32)
-    assert expand(0, Rows([[1, 2]], [[-1, -2]], certain), 5).n_nodes == 0
+    assert expand(0, CandidateBlock([[1, 2]], [[-1, -2]], certain), 5).n_nodes == 0

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import walk
 from dflash_ggml.decode.calibration import Calibration, count_votes
-from dflash_ggml.decode.candidates import Rows, Several
+from dflash_ggml.decode.candidates import CandidateBlock, CombinedCandidates
 from dflash_ggml.decode.lookup import LEAST, N_DRAFT, N_VOTES, LookupCandidates, LookupRates, Merged
 from dflash_ggml.decode.tree import DRAFT, LOOKUP, Tree, expand, spine
 from reference import native_lookup
 from reference.native_lookup import all_rates, candidates, learn, lengths_of, windows_of
 
 
-def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12) -> Rows:
+def rows_of(rng: np.random.Generator, depths: int, ranks: int, n_vocab: int = 12) -> CandidateBlock:
     scores = -np.sort(rng.exponential(size=(depths, ranks)), axis=1)
     scores -= np.log(np.exp(scores).sum(1, keepdims=True)) + 0.05
     ids = np.array([rng.permutation(n_vocab)[:ranks] for _ in range(depths)], np.int32)
-    return Rows(ids, np.minimum(scores, 0).astype(np.float32))
+    return CandidateBlock(ids, np.minimum(scores, 0).astype(np.float32))
 
 
 def lookup_of(rng: np.random.Generator, matches: int, depth: int, n_vocab: int = 12) -> LookupCandidates:
@@ -42,7 +42,7 @@ def tokens_of(tree: Tree, node: int) -> tuple[int, ...]:
 
 
 def distribution(
-    rows: Rows | None, lookup: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
+    rows: CandidateBlock | None, lookup: LookupCandidates, rates: LookupRates, path: tuple[int, ...]
 ) -> dict[int, float]:
     """The next token after a path, from the definition; tokens that no source proposes are left out."""
     windows = [
@@ -116,7 +116,7 @@ def test_probabilities_under_a_node_sum_to_no_more_than_one(seed, depths, matche
 
 
 def test_a_token_of_both_is_one_node_with_both_cursors():
-    rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
+    rows = CandidateBlock([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
     tree = expand(0, Merged(rows, candidates([[5, 7, 9, 9]], [10], 4), LookupRates()), 8)
     by_path = {tokens_of(tree, n): int(tree.sources[n]) for n in range(1, tree.width)}
     assert by_path[5,] == by_path[5, 7] == DRAFT | LOOKUP
@@ -129,8 +129,8 @@ def test_any_candidates_can_be_merged():
     """Rows with pair scores and several drafts; without votes below they are as they were alone."""
     rng = np.random.default_rng(3)
     rows = rows_of(rng, 3, 3)
-    paired = Rows(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
-    for draft in (paired, Several([rows, paired])):
+    paired = CandidateBlock(rows.ids, rows.log_probs, rng.normal(size=(3, 3, 3)))
+    for draft in (paired, CombinedCandidates([rows, paired])):
         tree = expand(1, Merged(draft, candidates([[99]], [2], 4), LookupRates()), 50)
         alone = expand(1, draft, 50)
         paths = {tokens_of(tree, n) for n in range(1, tree.width)}
@@ -197,7 +197,7 @@ def test_repetition_is_followed_at_once():
 
 def test_votes_are_learned_where_the_walk_came():
     rates = LookupRates()
-    rows = Rows([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
+    rows = CandidateBlock([[5, 6], [7, 8]], np.log([[0.6, 0.3], [0.5, 0.4]]).astype(np.float32))
     tree = expand(0, Merged(rows, candidates([[5, 9, 1]], [12], 3), rates), 8)
     cells = {tokens_of(tree, n): tree.evidence.cells[n] for n in range(1, tree.width)}
     before = all_rates(rates)
@@ -225,7 +225,7 @@ def test_calibration_of_a_draft_that_is_right_changes_nothing_beside_votes(seed,
 
 def test_calibration_counts_a_draft_only_where_no_vote_was_right():
     calibration = Calibration()
-    rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
+    rows = CandidateBlock([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
     tree = expand(0, Merged(rows, candidates([[9]], [12], 1), LookupRates()), 8)
     for _ in range(30):
         calibration.observe(tree, walk(tree, lambda node: 9))
@@ -240,7 +240,7 @@ def test_calibration_counts_a_draft_only_where_no_vote_was_right():
 
 
 def test_the_first_nodes_keep_their_sources():
-    rows = Rows([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
+    rows = CandidateBlock([[5, 6]], np.log([[0.6, 0.3]]).astype(np.float32))
     tree = expand(0, Merged(rows, candidates([[5, 1, 2, 3]], [12], 4), LookupRates()), 6)
     cut = tree.first(2)
     assert cut.sources.tolist() == tree.sources[:3].tolist() and cut.evidence is tree.evidence
@@ -248,7 +248,7 @@ def test_the_first_nodes_keep_their_sources():
 
 def test_a_draft_that_promises_too_much_gets_less_of_the_rest():
     """Votes are measured and a draft's word is not: where no vote was right, its own candidates must have been."""
-    rows = Rows([[5, 6], [7, 8]], np.log([[0.5, 0.4], [0.5, 0.4]]).astype(np.float32))
+    rows = CandidateBlock([[5, 6], [7, 8]], np.log([[0.5, 0.4], [0.5, 0.4]]).astype(np.float32))
     rates = LookupRates(LookupRates())
     assert rates.trust == 1
     lookup = candidates([[5, 9]], [2], 2)

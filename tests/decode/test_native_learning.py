@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflash_ggml.decode.accept import Accepted
 from dflash_ggml.decode.calibration import Calibration, count_votes, path_probabilities
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.lookup import LookupRates, Merged
 from dflash_ggml.decode.tree import Tree, expand
 from reference import calibrated, native_lookup, voting
@@ -25,7 +25,7 @@ def tree_of(rng: np.random.Generator, rates: LookupRates) -> Tree:
     scores = -np.sort(rng.exponential(size=(depths, 4)), axis=1)
     scores -= np.log(np.exp(scores).sum(1, keepdims=True)) * rng.random()
     ids = np.array([rng.permutation(9)[:4] for _ in range(depths)], np.int32)
-    rows = Rows(ids, np.minimum(scores, 0).astype(np.float32))
+    rows = CandidateBlock(ids, np.minimum(scores, 0).astype(np.float32))
     if rng.random() < 0.3:
         tree = expand(0, rows, budget)
     else:
@@ -137,7 +137,7 @@ def test_many_samples_of_a_cell_fade() -> None:
     same(rates, expected)
 
 
-TREE = expand(0, Rows([[1, 2]] * 3, [[-0.2, -2.0]] * 3), 6)
+TREE = expand(0, CandidateBlock([[1, 2]] * 3, [[-0.2, -2.0]] * 3), 6)
 MERGED = expand(0, Merged(None, native_lookup.candidates([[1, 2, 3]], [9], 3), LookupRates()), 3)
 
 

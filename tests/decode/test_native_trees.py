@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_ggml.decode.calibration import Calibration
-from dflash_ggml.decode.candidates import Candidates, Rows, Several
+from dflash_ggml.decode.candidates import CandidateBlock, Candidates, CombinedCandidates
 from dflash_ggml.decode.lookup import LookupCandidates, LookupRates, Merged
 from dflash_ggml.decode.tree import Tree, expand, grow, observers, spine
 from reference import merging, native_lookup, voting
@@ -22,32 +22,32 @@ from reference.trees import observers as observers_in_python
 seeds = st.integers(0, 2**32)
 
 
-def rows_of(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
+def rows_of(rng: np.random.Generator, depths: int, ranks: int) -> CandidateBlock:
     """Rows with ties, and tokens of probability 0, now and then."""
     scores = -rng.exponential(size=(depths, ranks))
     if rng.random() < 0.5:
         scores = np.round(2 * scores) / 2
     scores[rng.random(scores.shape) < rng.choice([0.0, 0.3])] = -np.inf
     ids = rng.permuted(np.tile(np.arange(max(ranks, 12)), (depths, 1)), axis=1)[:, :ranks]
-    return Rows(ids.astype(np.int32), -np.sort(-scores.astype(np.float32), axis=1))
+    return CandidateBlock(ids.astype(np.int32), -np.sort(-scores.astype(np.float32), axis=1))
 
 
-def paired(rng: np.random.Generator, depths: int, ranks: int) -> Rows:
+def paired(rng: np.random.Generator, depths: int, ranks: int) -> CandidateBlock:
     rows = rows_of(rng, depths, ranks)
     pairs = rng.normal(size=(depths, ranks, ranks))
     pairs[rng.random(pairs.shape) < rng.choice([0.0, 0.3])] = -np.inf
-    return Rows(rows.ids, rows.log_probs, pairs)
+    return CandidateBlock(rows.ids, rows.log_probs, pairs)
 
 
-def several(rng: np.random.Generator, depths: int, ranks: int) -> Several:
+def several(rng: np.random.Generator, depths: int, ranks: int) -> CombinedCandidates:
     """Up to three blocks, some of which end before others, and in which everything is possible."""
     parts = []
     for _ in range(rng.integers(1, 4)):
         of = paired if rng.random() < 0.5 else rows_of
         rows = of(rng, int(rng.integers(0, depths + 1)), int(rng.integers(1, ranks + 1)))
         pairs = None if rows.pairs is None else np.maximum(rows.pairs, -9)
-        parts.append(Rows(rows.ids, np.maximum(rows.log_probs, -9), pairs))
-    return Several(parts)
+        parts.append(CandidateBlock(rows.ids, np.maximum(rows.log_probs, -9), pairs))
+    return CombinedCandidates(parts)
 
 
 def matches_of(rng: np.random.Generator, matches: int, depth: int) -> tuple[list[list[int]], list[int], int]:
@@ -118,12 +118,12 @@ def test_several_blocks(seed: int, depths: int, ranks: int, budget: int, chain_s
 def test_chains(seed: int, depths: int, ranks: int, length: int) -> None:
     rng = np.random.default_rng(seed)
     for rows in (rows_of(rng, depths, ranks), paired(rng, depths, ranks)):
-        possible = Rows(rows.ids, np.maximum(rows.log_probs, -50), rows.pairs)
+        possible = CandidateBlock(rows.ids, np.maximum(rows.log_probs, -50), rows.pairs)
         assert_equal(spine(7, possible, length), spine_of(7, possible, length))
 
 
 def test_a_chain_ends_where_nothing_is_possible() -> None:
-    rows = Rows([[1, 2], [3, 4]], [[-1, -2], [-np.inf, -np.inf]])
+    rows = CandidateBlock([[1, 2], [3, 4]], [[-1, -2], [-np.inf, -np.inf]])
     assert spine(0, rows, 5).tokens.tolist() == [0, 1]
 
 
@@ -145,9 +145,9 @@ def test_a_tree_can_be_copied_and_written() -> None:
 def test_rows_that_are_views_of_a_wider_block() -> None:
     rows = rows_of(np.random.default_rng(1), 6, 9)
     ids, log_probs = rows.ids[::2, :5], rows.log_probs[::2, :5]
-    copied = Rows(ids.copy(), log_probs.astype(np.float64))
+    copied = CandidateBlock(ids.copy(), log_probs.astype(np.float64))
     assert not ids.flags.c_contiguous
-    assert_equal(expand(7, Rows(ids, log_probs), 30), expand(7, copied, 30))
+    assert_equal(expand(7, CandidateBlock(ids, log_probs), 30), expand(7, copied, 30))
 
 
 @given(
@@ -225,5 +225,5 @@ def test_a_width_that_is_too_narrow_is_refused() -> None:
 
 
 def test_odd_numbers_end_the_tree() -> None:
-    infinite = Rows([[1, 2]], [[-1, -2]], np.full((1, 2, 2), np.inf))
+    infinite = CandidateBlock([[1, 2]], [[-1, -2]], np.full((1, 2, 2), np.inf))
     assert grow(0, infinite, 4, 0).n_nodes == 0

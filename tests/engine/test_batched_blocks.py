@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import DRAFTS, EngineConfig
-from dflash_ggml.decode.candidates import Rows, Several
+from dflash_ggml.decode.candidates import CandidateBlock, CombinedCandidates
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.dflash import drafter as dflash
 from reference import toys
@@ -66,9 +66,9 @@ def run_on(slot: Any, prompt: list[int], steps: int) -> None:
     generation.close()
 
 
-def parts(candidates: Any) -> tuple[Rows, ...]:
+def parts(candidates: Any) -> tuple[CandidateBlock, ...]:
     """The rows of each draft that took part."""
-    return candidates.drafts if isinstance(candidates, Several) else (candidates,)
+    return candidates.drafts if isinstance(candidates, CombinedCandidates) else (candidates,)
 
 
 @pytest.mark.parametrize("depth", [None, 3])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.engine import memory_planner
@@ -178,16 +178,16 @@ def foretell(engine: Solo, jobs: list[Job], outputs: list[list[int]], patch: pyt
     drafter, rng = engine.drafter, np.random.default_rng(7)
     assert drafter is not None
 
-    def rows(sequence: Any) -> Rows:
+    def rows(sequence: Any) -> CandidateBlock:
         at = next(i for i, job in enumerate(jobs) if job.run and job.run is sequence)
         start = sequence.n_tokens - len(jobs[at].prompt) + 1
         right = np.array(outputs[at][start : start + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1).astype(np.int32)
         swapped = rng.random(len(ids)) < 0.5
         ids[swapped] = ids[swapped, ::-1]
-        return Rows(ids, np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
+        return CandidateBlock(ids, np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
 
-    def propose(sequences: list[Any], budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(sequences: list[Any], budget: int, depth: int | None = None) -> list[CandidateBlock]:
         drafter.take_in([s for s in sequences if s.unseen])
         return [rows(s) for s in sequences]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts import registry
-from dflash_ggml.drafts.several import SeveralSource
+from dflash_ggml.drafts.combined import CombinedSource
 from dflash_ggml.session.disk_cache import DiskCache, state_identity
 from dflash_ggml.state import context
 from reference.engine_kit import Solo
@@ -64,7 +64,7 @@ def walk(engine: Solo, seed: int, given: list | None = None) -> list:
         (rows,) = propose(*args, **options)
         at = len(proposed)
         proposed.append((engine.n_tokens, rows.ids.copy(), rows.log_probs.copy()))
-        return [Rows(*given[at][1:]) if given else rows]
+        return [CandidateBlock(*given[at][1:]) if given else rows]
 
     engine.drafter.propose = noted
     engine.reset()
@@ -154,7 +154,7 @@ def test_two_drafts_have_a_ring_each(pair, ringed, monkeypatch):
     open_draft = registry.open_draft
 
     def twice(*args):
-        return SeveralSource([open_draft(*args), open_draft(*args)])
+        return CombinedSource([open_draft(*args), open_draft(*args)])
 
     monkeypatch.setattr(registry, "open_draft", twice)
     with load(pair) as engine:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.drafts.drafter import Drafter
 from reference.engine_kit import AnyPlan, Solo
@@ -31,7 +31,7 @@ class Oracle(Drafter):
         both = np.stack((right, wrong), axis=1)
         swapped = self.rng.random(len(right)) < 0.1
         both[swapped] = both[swapped, ::-1]
-        return Rows(both, np.tile([-0.1, -2.4], (len(right), 1)))
+        return CandidateBlock(both, np.tile([-0.1, -2.4], (len(right), 1)))
 
     def take_in(self, sequences):
         raise AssertionError("nothing waits for a draft without features")

@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import NonFiniteDraft, Rows
+from dflash_ggml.decode.candidates import CandidateBlock, NonFiniteDraft
 from dflash_ggml.policy.costs import Costs
 from reference.engine_kit import Solo, fresh, generate
 from reference.toys import write_pair
@@ -79,4 +79,4 @@ def test_in_the_middle_of_a_sequence(pair: tuple[Path, Path], monkeypatch, caplo
 def test_what_is_no_number() -> None:
     for value in (np.nan, 1.0, np.inf):
         with pytest.raises(NonFiniteDraft):
-            Rows([[1]], [[value]])
+            CandidateBlock([[1]], [[value]])

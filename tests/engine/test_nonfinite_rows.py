@@ -16,7 +16,7 @@ import pytest
 from gguf import GGUFReader
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import expand
@@ -298,7 +298,7 @@ def test_a_nonfinite_node_is_not_accepted(engine: Solo, monkeypatch) -> None:
     slot = engine.open(300)
     slot.prefill(IDS[:50])
     run = begun(slot, {}, "tree")
-    tree = expand(run.pending, Rows([[7, 8]], [[-0.5, -1.5]]), 2)
+    tree = expand(run.pending, CandidateBlock([[7, 8]], [[-0.5, -1.5]]), 2)
     monkeypatch.setattr(engine.passes, "is_nan", lambda graph, column: column == 1)
     monkeypatch.setattr(engine.passes, "choices", lambda graph: np.array([7, 0, 9], np.int32))
     accepted, _ = Acceptance(engine.passes, None, Forest([run], [tree]), [None]).walk(0)
@@ -310,15 +310,15 @@ def test_a_nonfinite_node_is_not_accepted(engine: Solo, monkeypatch) -> None:
 def offer(engine: Solo, outputs: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the draft of each state index offer what comes next, and, at every depth and first, the token that overflows."""
 
-    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[CandidateBlock]:
         engine.drafter.take_in([s for s in sequences if s.unseen])
         return [one(sequence) for sequence in sequences]
 
-    def one(sequence: Any) -> Rows:
+    def one(sequence: Any) -> CandidateBlock:
         at = sequence.n_tokens + 1
         right = np.array((outputs[sequence.state_index][at : at + 3] + [1] * 3)[:3])
         ids = np.stack([np.full(3, BAD), right], axis=1).astype(np.int32)
-        return Rows(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
+        return CandidateBlock(ids, np.tile(np.float32([-0.2, -1.7]), (3, 1)))
 
     monkeypatch.setattr(engine.drafter, "propose", propose)
 
@@ -406,7 +406,7 @@ def test_stale_draft_rows_behind_a_continuing_sequence(
         offer(engine, {state_index: ids + expected}, monkeypatch)
         propose = engine.drafter.propose
 
-        def with_nans(sequences: Any, *args: Any) -> list[Rows]:
+        def with_nans(sequences: Any, *args: Any) -> list[CandidateBlock]:
             """As the real one, whose block lies behind the sequence."""
             rows, drafter = propose(sequences, *args), engine.drafter
             (sequence,) = sequences

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.decode.candidates import Rows, Several
+from dflash_ggml.decode.candidates import CandidateBlock, CombinedCandidates
 from dflash_ggml.decode.tree import expand
 from dflash_ggml.drafts import registry
-from dflash_ggml.drafts.several import SeveralDrafter, SeveralSource
+from dflash_ggml.drafts.combined import CombinedDrafter, CombinedSource
 from dflash_ggml.errors import ConfigError
 from reference import toys
 from reference.engine_kit import Solo, fresh, generate
@@ -35,16 +35,16 @@ def config(files: tuple[Path, Path], **options) -> EngineConfig:
 def engine(files: tuple[Path, Path]) -> Iterator[Solo]:
     """One that drafts with the file and with the target's prediction head."""
     with Solo.load(config(files, spec=("dflash2", "mtp"))) as engine:
-        assert isinstance(engine.drafter, SeveralDrafter) and engine.drafter.name == "dflash2+mtp"
+        assert isinstance(engine.drafter, CombinedDrafter) and engine.drafter.name == "dflash2+mtp"
         yield engine
 
 
-def proposals(engine: Solo, tokens: list[int]) -> list[Rows]:
+def proposals(engine: Solo, tokens: list[int]) -> list[CandidateBlock]:
     fresh(engine, tokens)
     engine.sequence.pending = 7
     assert engine.drafter is not None
     found = engine.drafter.propose([engine.sequence], 31)[0]
-    return list(found.drafts) if isinstance(found, Several) else [found]  # type: ignore[list-item]
+    return list(found.drafts) if isinstance(found, CombinedCandidates) else [found]  # type: ignore[list-item]
 
 
 def test_each_proposes_what_it_does_alone(engine: Solo, files: tuple[Path, Path]) -> None:
@@ -95,9 +95,9 @@ def test_the_plan_knows_what_both_take(engine: Solo, files: tuple[Path, Path]) -
 
 
 def test_one_node_for_a_token_of_both() -> None:
-    a = Rows([[5, 6], [8, 9]], np.log([[0.6, 0.2], [0.5, 0.3]]))
-    b = Rows([[7, 5]], np.log([[0.5, 0.4]]))
-    tree = expand(0, Several([a, b]), 10)
+    a = CandidateBlock([[5, 6], [8, 9]], np.log([[0.6, 0.2], [0.5, 0.3]]))
+    b = CandidateBlock([[7, 5]], np.log([[0.5, 0.4]]))
+    tree = expand(0, CombinedCandidates([a, b]), 10)
     assert tree.n_nodes == 7
     found = {}
     for node in range(1, tree.width):
@@ -116,7 +116,7 @@ def test_taps_that_are_not_contiguous(files: tuple[Path, Path], tmp_path: Path) 
     other = toys.write_pair(tmp_path, 32, taps=(1,))[1]
     wide = toys.write_pair(tmp_path, 33, taps=(0, 2))[1]
     with pytest.raises(ConfigError, match="taps must be contiguous"):
-        SeveralSource([registry.open_draft(wide), registry.open_draft(other)])
+        CombinedSource([registry.open_draft(wide), registry.open_draft(other)])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

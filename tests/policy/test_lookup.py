@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.decode.accept import Accepted, walk
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.lookup import Merged
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import root_only
@@ -56,13 +56,13 @@ class Writer:
         self.kinds: list[str] = []
         self.ms = 0.0
 
-    def rows(self, at: int) -> Rows:
+    def rows(self, at: int) -> CandidateBlock:
         """Rank 0 of each depth has this probability, and is right that often."""
         assert self.hits is not None
         truth = [*self.text[at : at + DEPTH], *[0] * DEPTH][:DEPTH]
         best = [t if self.rng.random() < self.hits else 500 for t in truth]
         scores = [[np.log(self.hits), np.log(min(self.hits, 1 - self.hits) / 2)]] * DEPTH
-        return Rows([[b, 600 + i] for i, b in enumerate(best)], np.array(scores, np.float32))
+        return CandidateBlock([[b, 600 + i] for i, b in enumerate(best)], np.array(scores, np.float32))
 
     def step(self) -> Plan:
         sequence, text, policy = self.sequence, self.text, self.policy

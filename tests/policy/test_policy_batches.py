@@ -7,7 +7,7 @@ import pytest
 
 from dflash_ggml.config import Mode
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only
 from dflash_ggml.errors import ConfigError
@@ -153,7 +153,7 @@ def test_a_mode_that_cannot_be_is_refused(mode, depth, message):
 
 
 def test_a_plan_builds_its_tree():
-    rows = Rows([[1, 2], [3, 4]], [[-0.1, -2.5], [-0.2, -1.8]])
+    rows = CandidateBlock([[1, 2], [3, 4]], [[-0.1, -2.5], [-0.2, -1.8]])
     assert Plan("chain", 2).build(9, rows).tokens.tolist() == [9, 1, 3]
     assert Plan("tree", 3).build(9, rows).tokens.tolist() == [9, 1, 3, 4]
     assert Plan("tree", 3, chain_seed=True).build(9, rows).tokens.tolist() == [9, 1, 3, 4]

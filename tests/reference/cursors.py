@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import exp, log
 from typing import Any, Protocol, Union
 
-from dflash_ggml.decode.candidates import Rows, Several
+from dflash_ggml.decode.candidates import CandidateBlock, CombinedCandidates
 from dflash_ggml.decode.native import ffi, lib
 
 # token ids, log-probabilities given their parent, and cursors, best first
@@ -20,19 +20,19 @@ class Walked(Protocol):
         """The children of a node."""
 
 
-Candidates = Union[Rows, Several, Walked]
+Candidates = Union[CandidateBlock, CombinedCandidates, Walked]
 
 
 def root_of(candidates: Candidates) -> Any:
     """The cursor of the pending token: depth and rank, of several drafts one for each."""
-    return tuple(map(root_of, candidates.drafts)) if isinstance(candidates, Several) else (0, 0)
+    return tuple(map(root_of, candidates.drafts)) if isinstance(candidates, CombinedCandidates) else (0, 0)
 
 
 def children_of(candidates: Candidates, cursor: Any) -> Children:
     """The children of a node."""
-    if isinstance(candidates, Several):
+    if isinstance(candidates, CombinedCandidates):
         return _of_several(candidates, cursor)
-    if not isinstance(candidates, Rows):
+    if not isinstance(candidates, CandidateBlock):
         return candidates.expand(cursor)
     depth, index = cursor
     n_depths, n_ranks = candidates.ids.shape
@@ -49,7 +49,7 @@ def children_of(candidates: Candidates, cursor: Any) -> Children:
     return ffi.unpack(tokens, n), ffi.unpack(joint, n), cursors
 
 
-def _of_several(several: Several, cursor: tuple[Any, ...]) -> Children:
+def _of_several(several: CombinedCandidates, cursor: tuple[Any, ...]) -> Children:
     """A cursor has one of each draft, None where its candidates end."""
     found: dict[int, tuple[float, list[Any]]] = {}
     speaking = 0

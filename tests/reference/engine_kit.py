@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
@@ -77,17 +77,19 @@ def force_draft(engine: Any, tokens: list[int], first: int, seed: int = 0) -> No
     rng = np.random.default_rng(seed)
     drafter = engine.drafter
 
-    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[Rows]:
+    def propose(sequences: Any, budget: int, depth: int | None = None) -> list[CandidateBlock]:
         drafter.take_in([s for s in sequences if s.unseen])
         return [one(sequence) for sequence in sequences]
 
-    def one(sequence: Any) -> Rows:
+    def one(sequence: Any) -> CandidateBlock:
         at = sequence.n_tokens - first + 1
         right = np.array(tokens[at : at + drafter.depth] or [0])
         ids = np.stack([right, (right + 1) % 50], axis=1)
         swapped = rng.random(len(ids)) < 0.5
         ids[swapped] = ids[swapped, ::-1]
-        return Rows(ids.astype(np.int32), np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1)))
+        return CandidateBlock(
+            ids.astype(np.int32), np.tile(np.log([0.55, 0.45]).astype(np.float32), (len(ids), 1))
+        )
 
     drafter.propose = propose
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash_ggml.decode.candidates import Candidates, Rows
+from dflash_ggml.decode.candidates import CandidateBlock, Candidates
 from dflash_ggml.decode.tree import Tree
 
 from .cursors import children_of, root_of
@@ -234,7 +234,7 @@ def _after(rank: int, taken: Sequence[int]) -> int:
 
 def _plain_rows(draft: Candidates | None) -> list[_Row] | None:
     """Plain rows, without cursors, and without what has no probability."""
-    if not isinstance(draft, Rows) or draft.pairs is not None:
+    if not isinstance(draft, CandidateBlock) or draft.pairs is not None:
         return None
     found: list[_Row] = []
     for tokens, scores in zip(draft.ids.tolist(), draft.log_probs.tolist()):

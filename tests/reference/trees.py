@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.tree import Tree, expand
 
 from .cursors import Candidates, Children, children_of, root_of
@@ -17,7 +17,7 @@ def best_first(
     root: int, ids: NDArray[np.int32], log_probs: NDArray[np.float32], budget: int, chain_seed: bool = False
 ) -> Tree:
     """`tree.expand` for a block of candidates without pair scores: ids and log_probs [L, K]."""
-    return expand(root, Rows(ids, log_probs), budget, chain_seed)
+    return expand(root, CandidateBlock(ids, log_probs), budget, chain_seed)
 
 
 def chain(root: int, ids: ArrayLike, log_probs: ArrayLike | None = None, length: int | None = None) -> Tree:
@@ -144,7 +144,7 @@ def spine_of(root: int, candidates: Candidates, length: int) -> Tree:
 class Pairs:
     """Rows with pair scores, walked with cursors, by numpy's exponentials and sums."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: CandidateBlock) -> None:
         assert rows.pairs is not None
         self.ids, self.joint = rows.ids.tolist(), after_each(rows, rows.pairs)
 
@@ -159,7 +159,7 @@ class Pairs:
         return tokens, [row[rank] for rank in ranks], [(depth + 1, rank) for rank in ranks]
 
 
-def after_each(rows: Rows, pairs: NDArray[np.float32]) -> NDArray[np.float64]:
+def after_each(rows: CandidateBlock, pairs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Log-probabilities [L, K, K] of each depth's candidates after each of the depth before."""
     scores = rows.log_probs.astype(np.float64)
     # of tokens outside the row nothing is known but that they take the rest; rounding must not make them less than none

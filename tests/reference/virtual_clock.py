@@ -16,7 +16,7 @@ import numpy as np
 
 from dflash_ggml.config import Mode
 from dflash_ggml.decode.accept import Accepted
-from dflash_ggml.decode.candidates import Rows
+from dflash_ggml.decode.candidates import CandidateBlock
 from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree, root_only, verify_width
 from dflash_ggml.policy.costs import Costs, Pass, Point
@@ -182,7 +182,7 @@ JOINT_CPU = JointMachine(
 class Source(Protocol):
     """A sequence that is known before it is drafted."""
 
-    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
+    def at(self, position: int, depth: int) -> tuple[CandidateBlock, np.ndarray]:
         """The draft's candidates for the `depth` positions after `position`, and the tokens that are right there."""
         ...
 
@@ -212,7 +212,7 @@ class SyntheticSequence:
         self._order = np.argsort(-believed, 1, kind="stable").astype(np.int32)
         self._log_probs = np.take_along_axis(believed, self._order, 1)
 
-    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
+    def at(self, position: int, depth: int) -> tuple[CandidateBlock, np.ndarray]:
         positions = np.arange(position + 1, position + 1 + depth)
         here, firsts = positions % self.length, (RANKS + 1) * positions[:, None]
         ids, right = self._order[here] + firsts, self._truth[here] + firsts[:, 0]
@@ -220,7 +220,7 @@ class SyntheticSequence:
             words = np.array([self.word(int(p)) for p in positions], np.int64)
             ids = np.where(ids == right[:, None], words[:, None], ids + (1 << 29))
             right = words
-        return Rows(ids.astype(np.int32), self._log_probs[here]), right
+        return CandidateBlock(ids.astype(np.int32), self._log_probs[here]), right
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Parts:
     parts: Items[Source]
     which: Callable[[int], int]
 
-    def at(self, position: int, depth: int) -> tuple[Rows, np.ndarray]:
+    def at(self, position: int, depth: int) -> tuple[CandidateBlock, np.ndarray]:
         return self.parts[self.which(position)].at(position, depth)
 
 

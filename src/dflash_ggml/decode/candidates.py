@@ -20,7 +20,7 @@ class NonFiniteDraft(ValueError):
     """The draft returned NaN or infinite probabilities: its weights are damaged, or a sum overflowed."""
 
 
-class Rows:
+class CandidateBlock:
     """A block: K candidates for each of L depths, best first, and optionally pairwise scores of adjacent depths.
 
     ids int32 and log_probs float32 [L, K]. pairs float32 [L, K, K]: added to the score of candidate b of depth i after
@@ -68,17 +68,17 @@ class Rows:
         self.native = native  # struct for C, which points to the arrays above
 
 
-class Several:
+class CombinedCandidates:
     """Candidates of several drafts combined: below a node, the mean of the distributions of the drafts that reach it.
 
     A token of several drafts is one node.
     """
 
-    def __init__(self, drafts: Sequence[Rows]) -> None:
+    def __init__(self, drafts: Sequence[CandidateBlock]) -> None:
         self.drafts = tuple(drafts)
         self._held = ffi.new("struct draft *[]", [draft.native for draft in drafts])
         self.native = native = ffi.new(_DRAFT)  # struct for C, which points to those of the drafts
         native.n_parts, native.parts = len(drafts), self._held
 
 
-Candidates = Union[Rows, Several]
+Candidates = Union[CandidateBlock, CombinedCandidates]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.candidates import Candidates, NonFiniteDraft, Rows
+from ..decode.candidates import CandidateBlock, Candidates, NonFiniteDraft
 from ..decode.sequence import Sequence
 from ..ggml.bindings import Tensor
 from ..ggml.device import Device
@@ -191,7 +191,7 @@ def batch_bucket(n: int) -> int:
     return next(size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if size >= n)
 
 
-def checked(make: Callable[[], Rows]) -> Rows | NonFiniteDraft:
+def checked(make: Callable[[], CandidateBlock]) -> CandidateBlock | NonFiniteDraft:
     """The result of `make`, or the NonFiniteDraft that it raised."""
     try:
         return make()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.candidates import Rows
+from ..decode.candidates import CandidateBlock
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
 
@@ -58,7 +58,7 @@ def unpack(
     depths: int,
     to_target: NDArray[np.int32] | None = None,
     is_chain: bool = False,
-) -> Rows:
+) -> CandidateBlock:
     """The candidates from a vector of `pack`.
 
     Args:
@@ -75,4 +75,4 @@ def unpack(
     if is_chain:
         pairs[0] = 0
         pairs[1:] -= pairs[1:, :1].copy()
-    return Rows(ids if to_target is None else to_target[ids], best[:, 1], pairs)
+    return CandidateBlock(ids if to_target is None else to_target[ids], best[:, 1], pairs)

@@ -8,11 +8,11 @@ from ..config import DraftType, EngineConfig
 from ..errors import ConfigError
 from ..files.gguf import GGUFFile
 from ..models.target import Target
+from .combined import CombinedSource
 from .dflash.file import DraftFile
 from .dflash.source import DFlashSource
 from .drafter import DraftSource
 from .mtp.drafter import DEPTH, open_head
-from .several import SeveralSource
 
 
 def open_draft(
@@ -73,7 +73,7 @@ def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[D
         if config.names("mtp") and (head := open_own(file, target, config.draft_max)):
             # first: its error names taps beyond the target's layers
             draft.check(target, str(config.model))
-            draft = SeveralSource([draft, head])
+            draft = CombinedSource([draft, head])
     elif config.own_draft and config.mode != "plain" and config.wants("mtp"):
         draft = open_own(file, target, config.draft_max)
     notes = []

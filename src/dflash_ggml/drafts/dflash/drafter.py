@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.candidates import Candidates, NonFiniteDraft, Rows
+from ...decode.candidates import CandidateBlock, Candidates, NonFiniteDraft
 from ...decode.sequence import Sequence
 from ...ggml.bindings import Tensor
 from ...ggml.device import I32, NARROW_COLUMNS
@@ -121,7 +121,7 @@ class DFlashDrafter(Drafter):
         passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
         return [found for part in passes for found in self._batch(part, depth)]
 
-    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
+    def _single(self, sequence: Sequence, depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
         """The block of a lone sequence with state index 0, whose graph takes masks instead of ranges."""
         p, block = self.params, self._columns(depth)
         if len(sequence.unseen) > block:
@@ -144,7 +144,7 @@ class DFlashDrafter(Drafter):
         sequence.unseen = ()
         return self._read(graph, block)
 
-    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
         """A block per sequence in one pass; padding blocks are not read."""
         p, block, n = self.params, self._columns(depth), batch_bucket(len(sequences))
         for sequence in sequences:
@@ -195,7 +195,9 @@ class DFlashDrafter(Drafter):
         most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
-    def _read(self, graph: Graph, block: int, n: int = 1, batch: int = 1) -> list[Rows | NonFiniteDraft]:
+    def _read(
+        self, graph: Graph, block: int, n: int = 1, batch: int = 1
+    ) -> list[CandidateBlock | NonFiniteDraft]:
         """Read the candidates of the first n blocks of a pass."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
@@ -207,7 +209,7 @@ class DFlashDrafter(Drafter):
         ids, scores = best[:, :, 0].astype(np.int32), np.ascontiguousarray(best[:, :, 1])
         if self.to_target is not None:
             ids = self.to_target[ids]
-        return [checked(partial(Rows, ids[i], scores[i])) for i in range(n)]
+        return [checked(partial(CandidateBlock, ids[i], scores[i])) for i in range(n)]
 
     def take_in(self, sequences: Items[Sequence]) -> None:
         """See Drafter.take_in: a pass takes in a block of tokens of any sequences."""

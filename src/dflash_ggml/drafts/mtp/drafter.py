@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decode.candidates import Candidates, NonFiniteDraft, Rows
+from ...decode.candidates import CandidateBlock, Candidates, NonFiniteDraft
 from ...decode.sequence import Sequence
 from ...files.gguf import GGUFFile
 from ...ggml.device import F32, Device
@@ -89,12 +89,12 @@ class MtpSource(DraftSource):
         return MtpDrafter(host, self.head, weights, candidates, n_rows, self.depth)
 
 
-def _chain(best: NDArray[np.float32]) -> Rows:
+def _chain(best: NDArray[np.float32]) -> CandidateBlock:
     """Candidates from best [depth, 2, k], ids and log-probabilities; each depth follows the best candidate of the one before."""
     depth, _, k = best.shape
     pairs = np.zeros((depth, k, k), np.float32)
     pairs[1:, 1:] = -np.inf
-    return Rows(best[:, 0].astype(np.int32), best[:, 1], pairs)
+    return CandidateBlock(best[:, 0].astype(np.int32), best[:, 1], pairs)
 
 
 def cache_spec(head: Head) -> StateSpec:
@@ -174,7 +174,7 @@ class MtpDrafter(Drafter):
             self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
         )
 
-    def _single(self, sequence: Sequence, depth: int | None) -> list[Rows | NonFiniteDraft]:
+    def _single(self, sequence: Sequence, depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
         """A lone sequence, whose graph takes a mask instead of ranges."""
         depth = self.depth if depth is None else min(depth, self.depth)
         if len(sequence.unseen) > self.room:
@@ -214,7 +214,7 @@ class MtpDrafter(Drafter):
         best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
         return [checked(partial(_chain, best))]
 
-    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[Rows | NonFiniteDraft]:
+    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
         """Several sequences in one graph: the output matrix is read once per depth."""
         depth, room, batch = min(depth or self.depth, self.depth), self.room, batch_bucket(len(sequences))
         for s in sequences:

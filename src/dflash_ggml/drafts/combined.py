@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..decode.candidates import Candidates, NonFiniteDraft, Several
+from ..decode.candidates import Candidates, CombinedCandidates, NonFiniteDraft
 from ..decode.sequence import Sequence
 from ..errors import ConfigError
 from ..ggml.bindings import Tensor
@@ -29,7 +29,7 @@ from .drafter import Drafter, DraftSource, Host
 T = TypeVar("T")
 
 
-class SeveralSource(DraftSource):
+class CombinedSource(DraftSource):
     """Open drafts that fit the same target.
 
     Raises:
@@ -74,7 +74,7 @@ class SeveralSource(DraftSource):
 
     def start(
         self, host: Host, candidates: int, n_rows: int, progress: Callable[[str, int, int], None] | None
-    ) -> SeveralDrafter:
+    ) -> CombinedDrafter:
         width = host.target.n_embd
         store = Store(host.device, len(self.sources))
         drafters, spans = [], []
@@ -85,10 +85,10 @@ class SeveralSource(DraftSource):
             own = replace(host, graphs=_Graphs(host.graphs, i), state=_State(_Features(part)))  # type: ignore[arg-type]
             drafters.append(source.start(own, candidates, n_rows, progress))
             spans.append((4 * first, row))
-        return SeveralDrafter(drafters, spans, self, store)
+        return CombinedDrafter(drafters, spans, self, store)
 
 
-class SeveralDrafter(Drafter):
+class CombinedDrafter(Drafter):
     """Drafters that see the same tokens.
 
     Args:
@@ -96,7 +96,7 @@ class SeveralDrafter(Drafter):
     """
 
     def __init__(
-        self, drafters: Items[Drafter], spans: Items[tuple[int, int]], source: SeveralSource, store: Store
+        self, drafters: Items[Drafter], spans: Items[tuple[int, int]], source: CombinedSource, store: Store
     ) -> None:
         self.drafters, self.spans, self._store = tuple(drafters), tuple(spans), store
         self.name, self.depth, self.taps = source.name, source.depth, source.taps
@@ -109,7 +109,7 @@ class SeveralDrafter(Drafter):
         merged: list[Candidates | NonFiniteDraft] = []
         for of_sequence in zip(*found):
             wrong = [one for one in of_sequence if isinstance(one, NonFiniteDraft)]
-            merged.append(wrong[0] if wrong else Several(of_sequence))
+            merged.append(wrong[0] if wrong else CombinedCandidates(of_sequence))
         return merged
 
     def _all(self, sequences: Items[Sequence], work: Callable[[Drafter], T]) -> list[T]:
