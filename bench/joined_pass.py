@@ -63,10 +63,10 @@ def measured(
     for _ in range(times + 2):
         slot.restore(start)
         # a batch of the width that it has in a joined pass, alone
-        timed("chunk", lambda: slot.prefill(part, beside=lambda run: None))
+        timed("chunk", lambda: slot.prefill(part, join=lambda run: None))
         timed("step", step)
         slot.restore(start)
-        timed("joined", lambda: slot.prefill(part, beside=step))
+        timed("joined", lambda: slot.prefill(part, join=step))
     return Row(tokens, *((min(t[2:]), median(t[2:])) for t in found.values()))
 
 
@@ -93,7 +93,7 @@ def main() -> None:
         **memory_options(a),
     )
     with Engine.load(config) as engine:
-        if not engine.takes_beside:
+        if not engine.can_join:
             raise SystemExit("this target has no such passes: its rows are gathered")
         facts = header(device=engine.device.info.description, gpu=gpu_facts(), model=Path(a.model).name)
         print(f"{facts['device']}, {facts['model']}, commit {facts['commit']}", flush=True)

@@ -67,7 +67,7 @@ def proposals(engine: Solo, ids: list[int], n_prompt: int, budget: int) -> list[
     assert engine.drafter is not None
     found = []
     sampler, n = Written(ids, engine.n_vocab), len(ids) - n_prompt
-    for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False, keep_rows=True):
+    for _ in engine.generate(sampler, max_tokens=n, mode="plain", stop=lambda token: False, keep_logits=True):
         found += engine.drafter.propose([engine.sequence], budget)
     return found[:-1]
 

@@ -10,7 +10,7 @@ import pytest
 
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
-from dflash_ggml.engine.batches import QUICK, SLOWEST, BatchSizes, besides
+from dflash_ggml.engine.batches import QUICK, SLOWEST, BatchSizes, joined_columns
 from reference.engine_kit import Solo
 
 Files = tuple[Path, Path | None]
@@ -68,12 +68,12 @@ def test_only_the_clock_of_a_paced_prompt_changes_its_batches() -> None:
 @pytest.mark.parametrize("most", [16, 256, 1024, 4096])
 @pytest.mark.parametrize("others", [1, 8, 9, 40])
 def test_beside_others_all_columns_have_the_widths_of_batches(most: int, others: int) -> None:
-    batches, columns = BatchSizes(4096), besides(others)
+    batches, columns = BatchSizes(4096), joined_columns(others)
     assert columns >= others
     for n in (*range(1, 300), 333, 511, 600, 2048, 5000):
         left = n
         while left:
-            size = batches.beside(left, others, most)
+            size = batches.joined(left, others, most)
             assert 0 < size <= left and (size % 8 == 0 or size == left)
             assert size + columns <= max(most, columns + 8)
             assert batches.next(size + columns) == size + columns or size <= 8

@@ -102,10 +102,10 @@ class Job:
         while at < len(self.prompt) and (going := [job for job in others if job.run and not job.run.finish]):
             steps: list[Any] = []
 
-            def beside(run: Verify, going: list[Job] = going, steps: list[Any] = steps) -> None:
+            def joined(run: Verify, going: list[Job] = going, steps: list[Any] = steps) -> None:
                 steps += engine.step([job.run for job in going], run)
 
-            self.slot.prefill(self.prompt[at : at + size], beside=beside)
+            self.slot.prefill(self.prompt[at : at + size], join=joined)
             for job, step in zip(going, steps, strict=True):
                 assert not isinstance(step, Exception), repr(step)
                 job.written += step.tokens
@@ -236,8 +236,8 @@ def test_the_plan_is_what_is_allocated(engine: Solo) -> None:
 
 
 def test_a_prompt_in_the_passes_of_others_changes_no_text(engine: Solo) -> None:
-    assert engine.takes_beside == (engine.passes.takes_several and not engine.passes.state.rings)
-    if not engine.takes_beside:  # rows that are gathered
+    assert engine.can_join == (engine.passes.takes_several and not engine.passes.state.rings)
+    if not engine.can_join:  # rows that are gathered
         return
     jobs = some_jobs(engine, 4, seed=8)
     expected = [job.alone(engine) for job in jobs]

@@ -76,7 +76,7 @@ def test_a_sampler_that_gives_no_token(engine: Solo, mode, bad: int) -> None:
     with pytest.raises(
         ConfigError, match=f"the sampler gave token {bad}, which is outside the vocabulary of 64"
     ):
-        list(engine.generate(choose, max_tokens=40, mode=mode, keep_rows=True, stop=lambda token: False))
+        list(engine.generate(choose, max_tokens=40, mode=mode, keep_logits=True, stop=lambda token: False))
     assert len(generate(fresh(engine), max_tokens=5)) == 5  # it is whole
 
 

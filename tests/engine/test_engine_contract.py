@@ -163,7 +163,7 @@ def test_the_shape_of_steps(contracted: Any, mode: Any) -> None:
     pending, tokens, seen = None, [], []
     for step in steps(contracted, max_tokens=40, mode=mode):
         seen.append(step)
-        assert step.tokens and step.rows is None
+        assert step.tokens and step.logits is None
         if step.mode in ("prefill", "plain"):
             assert (len(step.tokens), step.tree, step.path) == (1, None, ())
             assert step.n_draft == step.n_accepted == 0
@@ -264,10 +264,10 @@ def test_the_contexts_end_ends_it(contracted: Any, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["plain", "tree"])
 def test_rows_are_kept_when_asked_for(contracted: Any, mode: str) -> None:
     first = fresh(contracted).logits.copy()
-    found = list(steps(contracted, mode=mode, keep_rows=True, max_tokens=25))
-    rows = [row for step in found for row in step.rows]
+    found = list(steps(contracted, mode=mode, keep_logits=True, max_tokens=25))
+    rows = [row for step in found for row in step.logits]
     tokens = [t for step in found for t in step.tokens]
-    assert [len(step.rows) for step in found] == [len(step.tokens) for step in found]
+    assert [len(step.logits) for step in found] == [len(step.tokens) for step in found]
     assert all(row.shape == (contracted.n_vocab,) and row.dtype == np.float32 for row in rows)
     assert [int(row.argmax()) for row in rows] == tokens and np.array_equal(rows[0], first)
     assert np.allclose(rows[10], fresh(contracted, [*PROMPT, *tokens[:10]]).logits, atol=1e-4)

@@ -305,8 +305,8 @@ def test_the_same_rows_again(repeating, mode):
         repeating.reset()
         repeating.prefill(ids)
         sampler = Sampler(SamplingParams(temperature=0, repeat_penalty=1.2), repeating.n_vocab)
-        steps = repeating.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False, keep_rows=True)
-        found.append(np.stack([row for step in steps for row in step.rows or ()]))
+        steps = repeating.generate(sampler, max_tokens=100, mode=mode, stop=lambda t: False, keep_logits=True)
+        found.append(np.stack([row for step in steps for row in step.logits or ()]))
     assert all(np.array_equal(rows, found[0]) for rows in found)
 
 

@@ -76,9 +76,9 @@ def test_prompts_and_outputs(config, whole, layers, capsys) -> None:
         for n in (1, 7, COPY_COLUMNS - 1, COPY_COLUMNS, len(PROMPT)):
             compare(rows_of(engine, PROMPT[:n]), rows_of(whole, PROMPT[:n]))
         for mode in ("plain", "chain", "tree"):
-            found = list(steps(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode, keep_rows=True))
+            found = list(steps(fresh(engine, PROMPT[:40]), max_tokens=40, mode=mode, keep_logits=True))
             tokens = [token for step in found for token in step.tokens]
-            rows = np.stack([row for step in found for row in step.rows or ()])
+            rows = np.stack([row for step in found for row in step.logits or ()])
             compare(rows, rows_of(whole, [*PROMPT[:40], *tokens])[39:-1])
         snapshot = fresh(engine, PROMPT).snapshot(True)
         row = engine.logits.copy()

@@ -148,11 +148,11 @@ def test_what_is_written(pair: tuple[Solo, Solo, float], mode: Any) -> None:
     output = [token for step in steps(fresh(gpu, IDS), max_tokens=80, mode="plain") for token in step.tokens]
     force_draft(gpu, output, len(IDS))
     try:
-        found = list(steps(fresh(gpu, IDS), max_tokens=80, mode=mode, keep_rows=True))
+        found = list(steps(fresh(gpu, IDS), max_tokens=80, mode=mode, keep_logits=True))
     finally:
         del gpu.drafter.__dict__["propose"]
     tokens = [token for step in found for token in step.tokens]
-    rows = np.stack([row for step in found for row in step.rows or ()])
+    rows = np.stack([row for step in found for row in step.logits or ()])
     assert len(tokens) == len(rows) == 80
     # rounding of Q4_K soon makes the output diverge from the predicted one
     assert mode == "plain" or most > MOST["F16"] or len(found) < 60

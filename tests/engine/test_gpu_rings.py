@@ -88,9 +88,9 @@ def test_what_is_written(kind: str, gpu: Solo, mode: str) -> None:
         token for step in steps(fresh(gpu, IDS[:700]), max_tokens=300, mode="plain") for token in step.tokens
     ]
     force_draft(gpu, output, 700)
-    found = list(steps(fresh(gpu, IDS[:700]), max_tokens=300, mode=mode, keep_rows=True))
+    found = list(steps(fresh(gpu, IDS[:700]), max_tokens=300, mode=mode, keep_logits=True))
     tokens = [token for step in found for token in step.tokens]
-    rows = np.stack([row for step in found for row in step.rows or ()])
+    rows = np.stack([row for step in found for row in step.logits or ()])
     assert len(tokens) == len(rows) == 300
     # rounding of Q8_0 soon makes the output diverge from the predicted one
     assert mode == "plain" or kind == "Q8_0" or len(found) < 200

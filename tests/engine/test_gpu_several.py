@@ -47,7 +47,7 @@ def batched(engine: Solo, params: list[SamplingParams], mode: Any, joined: bool 
             i = waiting.pop(0)
             slot = engine.open(64)
             ids = engine.tokenizer.encode(PROMPTS[i])
-            slot.prefill(ids, beside=step if joined and running else None)
+            slot.prefill(ids, join=step if joined and running else None)
             run = slot.begin(
                 Sampler(params[i], engine.n_vocab), max_tokens=N - 10 * i, mode=mode, stop=lambda t: False
             )

@@ -59,10 +59,10 @@ def joined(engine: Solo, slot: Slot, ids: list[int], others: list[Sequence]) -> 
     """Prefill ids in the pass of a step of others: what came of the step."""
     steps: list[Any] = []
 
-    def beside(run: Verify) -> None:
+    def joined(run: Verify) -> None:
         steps.extend(engine.step(others, run))
 
-    slot.prefill(ids, beside=beside)
+    slot.prefill(ids, join=joined)
     return steps
 
 

@@ -36,7 +36,7 @@ HOW: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.8, "seed": 3},
     "reduced": {"temperature": 0.8, "seed": 3},
-    "whole rows": {"keep_rows": True},
+    "whole rows": {"keep_logits": True},
 }
 
 
@@ -109,16 +109,18 @@ def nonfinite(engine: Solo) -> list[int]:
 
 def written(slot: Slot, n: int, **options: Any) -> tuple[list[int], np.ndarray]:
     """The next n tokens, and the logits behind them."""
-    how = {"stop": lambda token: False, "max_tokens": n, "keep_rows": True, **options}
+    how = {"stop": lambda token: False, "max_tokens": n, "keep_logits": True, **options}
     found = list(slot.generate(sampler(slot), **how))
     assert not slot.sequence.undraftable
-    return [t for step in found for t in step.tokens], np.stack([row for step in found for row in step.rows])
+    return [t for step in found for t in step.tokens], np.stack(
+        [row for step in found for row in step.logits]
+    )
 
 
 def begun(slot: Slot, how: dict[str, Any], mode: str, pending: int | None = None) -> Sequence:
     """A run whose first token is `pending`."""
     how = dict(how)
-    options = {"keep_rows": how.pop("keep_rows", False), "mode": mode, "stop": lambda token: False}
+    options = {"keep_logits": how.pop("keep_logits", False), "mode": mode, "stop": lambda token: False}
     run = slot.begin(sampler(slot, **how), max_tokens=60, **options)
     slot.first()
     if pending is not None:
@@ -229,7 +231,7 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
         for i, slot in enumerate(slots):
             slot.prefill(IDS[10 * i : 10 * i + 50])
         runs = [
-            begun(slot, how if i == 1 else {"keep_rows": True}, "tree" if i else mode)
+            begun(slot, how if i == 1 else {"keep_logits": True}, "tree" if i else mode)
             for i, slot in enumerate(slots)
         ]
         runs[1].pending = pending
@@ -241,7 +243,7 @@ def test_steps_of_several(engine: Solo, mode: str, how: dict[str, Any]) -> None:
                 assert isinstance(steps[1], NonFiniteError) == (pending == BAD), steps[1]
                 del runs[1], steps[1]
             for i, step in enumerate(steps):
-                rows[i] += step.rows
+                rows[i] += step.logits
         found.append([(run.history[50:], behind) for run, behind in zip(others, rows)])
         for slot in slots:
             slot.close()
@@ -275,7 +277,7 @@ def test_nodes_that_are_not_kept(engine: Solo, monkeypatch, how: dict[str, Any],
             going = [run for run in runs if run.finish is None]
             for run, step in zip(going, engine.step(going), strict=True):
                 assert not isinstance(step, Exception), step
-                rows[runs.index(run)] += step.rows or ()
+                rows[runs.index(run)] += step.logits or ()
                 if len(run.history) > 90:
                     run.finish = "length"
             assert not nonfinite(engine), [r.sequence.tokens for r in runs]
@@ -480,14 +482,14 @@ def test_keys_that_overflow_in_unread_rows_on_a_cpu(pair: tuple[Path, Path], n_k
                 slot.prefill(IDS[100 * i : 100 * i + 70])
             if value is not None:
                 overflow(slots[1], range(30, 30 + n_keys), number, value)
-            runs = [begun(slot, {"keep_rows": True}, "plain") for slot in slots]
+            runs = [begun(slot, {"keep_logits": True}, "plain") for slot in slots]
             for i in range(8):
                 if i == 6:
                     slots[1].sequence.pending = BAD
                 mine, *other = engine.step(runs)
-                rows += mine.rows
+                rows += mine.logits
                 if other and isinstance(other[0], Step):
-                    assert i < 6 and np.isfinite(other[0].rows).all()
+                    assert i < 6 and np.isfinite(other[0].logits).all()
                 elif other:
                     assert isinstance(other[0], NonFiniteError) and (i == 6 or value is not None)
                     del runs[1]

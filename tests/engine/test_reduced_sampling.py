@@ -146,8 +146,8 @@ def test_a_grammar_gives_the_same_output(
 
 def test_processors_and_kept_rows_get_whole_rows(pair: dict[bool, Solo], fetches: Fetches) -> None:
     engine = pair[True]
-    tokens, steps = write(engine, replace(OPEN, seed=3), "tree", 40, keep_rows=True)
-    assert fetches.rows == 40 and sum(len(s.rows) for s in steps) == 40
+    tokens, steps = write(engine, replace(OPEN, seed=3), "tree", 40, keep_logits=True)
+    assert fetches.rows == 40 and sum(len(s.logits) for s in steps) == 40
     fetches.rows = 0
     again, _ = write(engine, replace(OPEN, seed=3), "tree", 40, [lambda *_: lambda ids, scores: scores])
     assert fetches.rows == 40 and again == tokens

@@ -224,7 +224,7 @@ def test_a_preempted_sequence_that_continues(pair):
             first = engine.open(600)
             first.prefill(IDS[:40])
             sampler = Sampler(SamplingParams(temperature=0), first.n_vocab)
-            run = first.begin(sampler, max_tokens=20, stop=lambda t: False, keep_rows=True)
+            run = first.begin(sampler, max_tokens=20, stop=lambda t: False, keep_logits=True)
             first.first()
             engine.step([run])
             kept = first.snapshot()
@@ -242,7 +242,7 @@ def test_a_preempted_sequence_that_continues(pair):
             while run.finish is None:
                 (step,) = engine.step([run])
                 assert not isinstance(step, Exception), step
-                rows += step.rows
+                rows += step.logits
             return second.tokens, np.stack(rows), run.undraftable
 
     expected, found = preempted(None), preempted(np.nan)

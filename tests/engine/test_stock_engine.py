@@ -66,7 +66,7 @@ def test_several_sequences(engines: tuple[str, Solo, Solo], monkeypatch: pytest.
     kind, native, composed = engines
     jobs = some_jobs(composed, 4, seed=11)
     expected = [job.alone(native) for job in jobs]
-    if composed.takes_beside:
+    if composed.can_join:
         write_beside(composed, again := some_jobs(composed, 4, seed=11))
         assert [job.written for job in again] == expected
     if composed.sources:

@@ -112,8 +112,8 @@ def test_rows_of_any_length_are_copied(alone, pair, monkeypatch, kind: Type) -> 
     monkeypatch.setattr(layer, "COPY_COLUMNS", 1)
     to_device, views = Graph.to_device, []
 
-    def copy(g: Graph, t, beside=None):
-        twin = to_device(g, t, beside)
+    def copy(g: Graph, t, like=None):
+        twin = to_device(g, t, like)
         views.append(twin.view_src != ffi.NULL)
         return twin
 

@@ -115,15 +115,15 @@ def logits_batched(
         slot.prefill(ids)
         sequences.append(
             slot.begin(
-                sampler(engine), max_tokens=max_tokens, mode=mode, stop=lambda t: False, keep_rows=True
+                sampler(engine), max_tokens=max_tokens, mode=mode, stop=lambda t: False, keep_logits=True
             )
         )
-        rows.append([*slot.first().rows])
+        rows.append([*slot.first().logits])
     while going := [i for i, sequence in enumerate(sequences) if sequence.finish is None]:
         for i, step in zip(going, engine.step([sequences[i] for i in going]), strict=True):
             if isinstance(step, Exception):
                 raise step
-            rows[i] += step.rows
+            rows[i] += step.logits
     return [(list(s.history), np.stack(found)) for s, found in zip(sequences, rows, strict=True)]
 
 

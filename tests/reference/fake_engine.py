@@ -219,7 +219,7 @@ class FakeEngine:
     broken: Any = None
     sizes: tuple[int, int] = (1000, 4)
     scorer: Any = None
-    takes_beside: bool = False
+    can_join: bool = False
     joins: bool = False
 
     def __post_init__(self) -> None:
@@ -372,19 +372,19 @@ class FakeSlot:
     @contextmanager
     def _pass(self) -> Iterator[None]:
         with self.engine.passing:
-            self._usable()
+            self._check_usable()
             self.engine.in_pass = True
             try:
                 yield
             finally:
                 self.engine.in_pass = False
 
-    def _there(self) -> None:
+    def _check_open(self) -> None:
         if self.engine.closed or self.closed:
             raise DeviceError("the engine is closed")
 
-    def _usable(self) -> None:
-        self._there()
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._inconsistent:
             raise DeviceError(
                 "the state is inconsistent after an interrupt or error inside a pass; call reset() and prefill again"
@@ -410,16 +410,14 @@ class FakeSlot:
 
     def reset(self) -> None:
         with self._claim.by("reset"), self.engine.passing:
-            self._there()
+            self._check_open()
             self._kept = () if self._inconsistent else max(self._kept, tuple(self._tokens), key=len)
             self._tokens, self._state, self.pending, self._logits = [], 0, None, None
             self._inconsistent = False
 
-    def prefill(
-        self, ids: Sequence[int], progress=None, should_stop=None, take_row=None, beside=None
-    ) -> None:
+    def prefill(self, ids: Sequence[int], progress=None, should_stop=None, take_row=None, join=None) -> None:
         with self._claim.by("prefill"):
-            self._usable()
+            self._check_usable()
             wanted = len(self._tokens) + len(ids)
             if wanted > self.n_ctx:
                 raise ContextOverflowError(
@@ -472,7 +470,7 @@ class FakeSlot:
 
     def hidden_states(self, ids: Sequence[int], take, should_stop=None) -> None:
         with self._claim.by("hidden_states"):
-            self._usable()
+            self._check_usable()
             if not len(ids):
                 raise ConfigError("hidden_states: there are no tokens")
             if len(ids) > self.n_ctx:
@@ -502,10 +500,10 @@ class FakeSlot:
         budget: int | None = None,
         stop: Callable[[int], bool] | None = None,
         should_stop: Callable[[], bool] | None = None,
-        keep_rows: bool = False,
+        keep_logits: bool = False,
     ) -> Iterator[Step]:
         with self._claim.by("a generation"):
-            yield from self._steps(sampler, max_tokens, mode, budget, stop, should_stop, keep_rows)
+            yield from self._steps(sampler, max_tokens, mode, budget, stop, should_stop, keep_logits)
 
     def _steps(
         self,
@@ -515,10 +513,10 @@ class FakeSlot:
         budget=None,
         stop=None,
         should_stop=None,
-        keep_rows=False,
+        keep_logits=False,
         forced=(),
     ):
-        self._usable()
+        self._check_usable()
         _ = self.logits
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens: {max_tokens} is below 1")
@@ -561,7 +559,7 @@ class FakeSlot:
             self.pending = choose(row)
             self._logits = None
             emit(self.pending)
-        step = Step((self.pending,), "prefill", rows=(row,) if keep_rows else None, timings=TIMES)
+        step = Step((self.pending,), "prefill", logits=(row,) if keep_logits else None, timings=TIMES)
         while True:
             if finish is None and should_stop is not None and should_stop():
                 finish = "cancelled"
@@ -571,10 +569,10 @@ class FakeSlot:
                 return
             with self._pass():
                 if plan.kind == "plain" or forced:
-                    step = self._plain(choose, emit, keep_rows)
+                    step = self._plain(choose, emit, keep_logits)
                 else:
                     n = min(int(lengths.integers(1, 6)), plan.budget + 1)
-                    step = self._speculate(plan, n, choose, emit, keep_rows)
+                    step = self._speculate(plan, n, choose, emit, keep_logits)
 
     def begin(self, sampler, **how: Any) -> FakeSequence:
         self.sequence = sequence = FakeSequence(None, self, forced=list(how.pop("forced", ())))
@@ -594,15 +592,15 @@ class FakeSlot:
         self.rows, self.closed = rows, False
         self.engine.slots[self.engine.slots.index(self)] = self
 
-    def _plain(self, choose, emit, keep_rows: bool) -> Step:
+    def _plain(self, choose, emit, keep_logits: bool) -> Step:
         row = self._run([self.pending])
         self.pending, self._logits = None, row
         token = choose(row)
         self.pending, self._logits = token, None
         emit(token)
-        return Step((token,), "plain", rows=(row,) if keep_rows else None, timings=TIMES)
+        return Step((token,), "plain", logits=(row,) if keep_logits else None, timings=TIMES)
 
-    def _speculate(self, plan: Plan, n: int, choose, emit, keep_rows: bool) -> Step:
+    def _speculate(self, plan: Plan, n: int, choose, emit, keep_logits: bool) -> Step:
         """A step of at most n tokens; nothing is committed before all are chosen."""
         root, rows, emitted = self.pending, [], []
         tokens, state, last = self.tokens, self._state, self.pending
@@ -616,7 +614,7 @@ class FakeSlot:
         self._tokens, self._state, self.pending = tokens, state, last
         tree = _tree([root, *emitted[:-1]], plan, (last + 1) % self.n_vocab)
         path = tuple(range(len(emitted)))
-        kept = tuple(rows) if keep_rows else None
+        kept = tuple(rows) if keep_logits else None
         use = SourceUse("dflash", tree.n_nodes, len(path) - 1)
         return Step(
             tuple(emitted), plan.kind, tree, path, tree.n_nodes, len(path) - 1, kept, None, TIMES, (use,)
@@ -626,7 +624,7 @@ class FakeSlot:
 
     def snapshot(self, with_rows: bool = True) -> Snapshot:
         with self._claim.by("snapshot"), self.engine.passing:
-            self._usable()
+            self._check_usable()
             tokens = tuple(self._tokens)
             rows = self._blocks(tokens, 0) if with_rows else None
             return Snapshot(tokens, self._state, rows, self._logits, self.engine.sizes)
@@ -648,7 +646,7 @@ class FakeSlot:
 
     def restore(self, snapshot: Snapshot) -> None:
         with self._claim.by("restore"), self.engine.passing:
-            self._there()
+            self._check_open()
             if not self.can_restore(snapshot):
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
             if len(snapshot.tokens) > self.n_ctx:

@@ -55,7 +55,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """A target's file: which type its matrices have, and which parts lie in it besides.
+    """A target's file: which type its matrices have, and which parts are in it besides.
 
     more: type of ffn_down, attn_qkv and attn_v; decay: of ssm_alpha and ssm_beta; extra: what only some writers add; joined: gate
     and up of an expert are one matrix; old: a qwen3next file with `ssm_in`.

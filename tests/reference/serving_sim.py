@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from dflash_ggml.engine.batches import BatchSizes, besides
+from dflash_ggml.engine.batches import BatchSizes, joined_columns
 
 WIDTHS = BatchSizes(4096)
 
@@ -148,8 +148,8 @@ def served(
             index, tokens = chosen
             is_joined = joined and steps > 0 and len(decoding) > 0
             if is_joined:
-                tokens = WIDTHS.beside(prompts[index].remaining, len(decoding), tokens)
-                took = machine.one_pass(tokens + besides(len(decoding)))
+                tokens = WIDTHS.joined(prompts[index].remaining, len(decoding), tokens)
+                took = machine.one_pass(tokens + joined_columns(len(decoding)))
                 now, steps, columns = now + took, steps + 1, columns + len(decoding)
                 rule.joined(tokens, took)
                 for request in decoding:

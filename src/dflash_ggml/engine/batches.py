@@ -16,7 +16,7 @@ _FIRST = {True: 1024, False: 128}  # tokens of the first batch when paced, on a 
 _LEAST = 32  # smallest paced batch: below it weights are read for too few tokens
 
 
-def besides(n: int) -> int:
+def joined_columns(n: int) -> int:
     """Columns of n decoding sequences in a prefill pass, rounded up so that few graphs are built."""
     return -(-n // FINEST) * FINEST
 
@@ -43,9 +43,9 @@ class BatchSizes:
             return left - left % FINEST
         return next((left - left % grain for least, grain in _GRAINS if left >= least), left)
 
-    def beside(self, left: int, others: int, most: int) -> int:
+    def joined(self, left: int, others: int, most: int) -> int:
         """As `next`, in a pass that also decodes `others` sequences: at most `most` columns, unless that leaves too few."""
-        columns = besides(others)
+        columns = joined_columns(others)
         return max(self.next(min(left + columns, most)) - columns, min(left, FINEST))
 
     def took(self, n: int, seconds: float) -> None:

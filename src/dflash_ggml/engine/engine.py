@@ -127,21 +127,21 @@ class Engine:
     # ---- decode
 
     @property
-    def takes_beside(self) -> bool:
+    def can_join(self) -> bool:
         """Whether `Slot.prefill` can step other sequences in its pass."""
-        return self.passes.takes_beside and not self.config.reproducible
+        return self.passes.can_join and not self.config.reproducible
 
     @property
     def joins(self) -> bool:
         """Whether a shared pass is faster than two. Not on a CPU, where columns and padding cost the same in any pass
         (bench/notes-serving.md)."""
-        return self.device.is_gpu and self.takes_beside
+        return self.device.is_gpu and self.can_join
 
-    def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
+    def step(self, sequences: Items[Sequence], verify: Verify | None = None) -> list[Step | Exception]:
         """Step sequences of different slots once, in one pass where they can share it.
 
         Args:
-            beside: Runs the pass together with a prefill batch; nothing is drafted then.
+            verify: Runs the pass together with a prefill batch; nothing is drafted then.
 
         Returns:
             Per sequence its step, or the error that it alone failed with: its sampler's, or NoRoomError, which leaves the
@@ -166,7 +166,7 @@ class Engine:
                 self._slots[sequence.state_index].kv.overwrite()
             for part in (batch, *([sequence] for sequence in alone)):
                 if part:
-                    came.update(zip(map(id, part), self._step_batch(part, beside if part is batch else None)))
+                    came.update(zip(map(id, part), self._step_batch(part, verify if part is batch else None)))
             return [came[id(sequence)] for sequence in sequences]
 
     def _unready(self, sequence: Sequence) -> Exception | None:
@@ -182,13 +182,13 @@ class Engine:
             return ConfigError("this generation has failed or was never begun by `first`; begin another one")
         return None
 
-    def _step_batch(self, batch: list[Sequence], beside: Verify | None) -> list[Step | Exception]:
+    def _step_batch(self, batch: list[Sequence], verify: Verify | None) -> list[Step | Exception]:
         """One step of a batch. Sequences with NaN logits are stepped once more, alone and without a tree: an overflowing column
         may contaminate the whole batch of a kernel. If every solo retry succeeds, they stay isolated, since recomputing a
         sequence in every step is too expensive."""
         slots = [self._slots[s.state_index] for s in batch]
         try:
-            steps = self.stepper.step(batch, self._idle(batch), beside is not None, beside)
+            steps = self.stepper.step(batch, self._idle(batch), verify is not None, verify)
         finally:
             for slot in slots:
                 slot.kv.clear_nonfinite()

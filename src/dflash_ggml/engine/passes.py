@@ -35,7 +35,7 @@ from ..state.pool import ADJACENT, SPACED, RowPool
 from ..state.ring import TreeColumns
 from ..state.state import SPARE, TargetState, commit_graph
 from ..state.window import DecodeWindow
-from .batches import besides
+from .batches import joined_columns
 from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
@@ -140,8 +140,8 @@ class TargetPasses:
         # with all rows: caches of other types than float16 are copied for a batch
         batch = Batch(columns, self.linear_rows(columns, self.n_rows), None, taps, append)
         self._build(batch).place(self.workspace).close()
-        if self.takes_beside and self.device.is_gpu:
-            n = besides(self.state.n_states)
+        if self.can_join and self.device.is_gpu:
+            n = joined_columns(self.state.n_states)
             batch = self._joined(max(columns - n, 1), n, append, None)
             self._build(batch).place(self.workspace).close()
         if self.window is not None:  # what its passes gather may be more
@@ -171,7 +171,7 @@ class TargetPasses:
         return self.window is None
 
     @property
-    def takes_beside(self) -> bool:
+    def can_join(self) -> bool:
         """Whether a prefill pass can also decode other sequences; windows and rings gather rows for one only."""
         return self.state.n_states > 1 and self.window is None and not self.state.rings
 
@@ -180,7 +180,7 @@ class TargetPasses:
         n_kv, n_states = self.n_rows, self.state.n_states
         first = Batch(forest, n_kv, None, self.taps, None, reduction, "every", None, n_states, True)
         taps = self.taps if append else ()
-        return Batch(columns, n_kv, None, taps, append, seqs=1, beside=first)
+        return Batch(columns, n_kv, None, taps, append, seqs=1, forest=first)
 
     def _build(self, batch: Batch) -> Graph:
         return self.target.build(batch, self.state, self.weights)

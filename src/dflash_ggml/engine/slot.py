@@ -46,14 +46,14 @@ class Options(TypedDict, total=False):
         max_tokens: The most tokens that are emitted (None: until the context is full).
         mode, budget: Speculation settings (None: the engine's).
         stop: Whether a token ends the generation (None: an end-of-generation token does).
-        keep_rows: Steps carry the target's logits.
+        keep_logits: Steps carry the target's logits.
     """
 
     max_tokens: int | None
     mode: Mode | None
     budget: int | None
     stop: Callable[[int], bool] | None
-    keep_rows: bool
+    keep_logits: bool
 
 
 class Claim:
@@ -112,7 +112,7 @@ class Shared(Protocol):
         """
         ...
 
-    def step(self, sequences: Items[Sequence], beside: Verify | None = None) -> list[Step | Exception]:
+    def step(self, sequences: Items[Sequence], verify: Verify | None = None) -> list[Step | Exception]:
         """Step sequences of different slots once."""
         ...
 
@@ -185,7 +185,7 @@ class Slot:
             self._reset()
 
     def _reset(self) -> None:
-        self._there()
+        self._check_open()
         sequence = self.sequence
         inconsistent, sequence.inconsistent = sequence.inconsistent, True
         kept = () if inconsistent else max(self.kv.kept, tuple(sequence.tokens), key=len)
@@ -200,7 +200,7 @@ class Slot:
     def grow(self, n: int) -> bool:
         """Extend the cache rows to n tokens, moving them if needed; False if no contiguous range is large enough."""
         with self._claim.by("grow"), self.engine.passing:
-            self._there()
+            self._check_open()
             return self.kv.grow(n)
 
     # ---- prefill
@@ -221,7 +221,7 @@ class Slot:
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
         take_row: Callable[[np.ndarray], None] | None = None,
-        beside: Callable[[Verify], None] | None = None,
+        join: Callable[[Verify], None] | None = None,
     ) -> None:
         """Append `ids` to the committed tokens, one batch at a time (see `batches`).
 
@@ -231,8 +231,8 @@ class Slot:
             should_stop: Called between batches; when it returns true the call returns early, and `tokens` shows the progress.
             take_row: Called with the logits float32 [n_vocab] after every token; a batch's logits are on the device at once,
                 so pass few ids.
-            beside: Called with a function that runs all ids as one batch, for `Engine.step`, which steps other sequences in
-                the same pass; see `Engine.takes_beside`.
+            join: Called with a function that runs all ids as one batch, for `Engine.step`, which steps other sequences in
+                the same pass; see `Engine.can_join`.
 
         Raises:
             ContextOverflowError: The ids do not fit; nothing was run.
@@ -240,7 +240,7 @@ class Slot:
             NonFiniteError: The logits are NaN: the sequence is inconsistent then.
         """
         with self._claim.by("prefill"):
-            self._prefill(ids, progress, should_stop, take_row, beside)
+            self._prefill(ids, progress, should_stop, take_row, join)
 
     def _prefill(
         self,
@@ -248,9 +248,9 @@ class Slot:
         progress: Callable[[int, int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
         take_row: Callable[[np.ndarray], None] | None = None,
-        beside: Callable[[Verify], None] | None = None,
+        join: Callable[[Verify], None] | None = None,
     ) -> None:
-        self._usable()
+        self._check_usable()
         wanted = self.n_tokens + len(ids)
         if wanted > self.n_ctx:
             raise ContextOverflowError(f"Requested tokens ({wanted}) exceed context window of {self.n_ctx}")
@@ -263,21 +263,21 @@ class Slot:
         while done < len(ids):
             if should_stop and should_stop():
                 return
-            n = len(ids) if beside else self.engine.batches.next(len(ids) - done)
+            n = len(ids) if join else self.engine.batches.next(len(ids) - done)
             part = ids[done : done + n]
             done += n
             batch = partial(self._prefill_batch, part, done == len(ids), take_row)
-            self._guarded(partial(self._prefill_with, batch, beside) if beside else batch)
+            self._guarded(partial(self._prefill_with, batch, join) if join else batch)
             if progress:
                 progress(done, len(ids))
 
-    def _prefill_with(self, batch: Callable[..., Graph], beside: Callable[[Verify], None]) -> None:
+    def _prefill_with(self, batch: Callable[..., Graph], join: Callable[[Verify], None]) -> None:
         """Run a batch in the pass of other sequences, or alone if none joined. A batch with NaN logits runs once more, alone: a
         column of another sequence may have contaminated it."""
         before = self.n_tokens
-        beside(lambda *forest: batch(forest=forest))
+        join(lambda *forest: batch(forest=forest))
         if self.n_tokens == before:
-            self._usable()  # no pass was interrupted
+            self._check_usable()  # no pass was interrupted
             batch()
         elif self.sequence.inconsistent:
             tokens = self.tokens
@@ -345,7 +345,7 @@ class Slot:
             ConfigError: There are no ids, or one is outside the vocabulary.
         """
         with self._claim.by("hidden_states"):
-            self._usable()
+            self._check_usable()
             if not len(ids):
                 raise ConfigError("hidden_states: there are no tokens")
             if len(ids) > self.n_ctx:
@@ -354,9 +354,9 @@ class Slot:
                 )
             self.check_ids(ids)
             self._guarded(partial(self.kv.need, len(ids)))
-            self._guarded(partial(self._aside, ids, take, should_stop))
+            self._guarded(partial(self._hidden_states, ids, take, should_stop))
 
-    def _aside(
+    def _hidden_states(
         self, ids: Items[int], take: Callable[[np.ndarray], None], should_stop: Callable[[], bool] | None
     ) -> None:
         """Run ids in free cache rows after the sequence's own; those are copied away only if too few are free.
@@ -411,7 +411,7 @@ class Slot:
     def _guarded(self, work: Callable[[], T]) -> T:
         """Context for passes; closing the engine waits for them."""
         with self.engine.passing:
-            self._usable()
+            self._check_usable()
             before, self.engine.in_pass = self.engine.in_pass, True
             try:
                 return work()
@@ -426,7 +426,7 @@ class Slot:
         Without its K/V rows a snapshot is small, and valid while the cache still holds the same tokens' rows.
         """
         with self._claim.by("snapshot"), self.engine.passing:
-            self._usable()
+            self._check_usable()
             self._take_in()
             sequence, tensors = self.sequence, self.kv.tensors()
             seen = (
@@ -459,7 +459,7 @@ class Slot:
             ConfigError: The other rows are no longer on the device.
         """
         with self.engine.passing:
-            self._there()
+            self._check_open()
             if snapshot.rows is not None:
                 return snapshot
             if not self.can_restore(snapshot):
@@ -475,7 +475,7 @@ class Slot:
             ConfigError: Its K/V rows are gone or its shape differs.
         """
         with self._claim.by("restore"), self.engine.passing:
-            self._there()
+            self._check_open()
             sequence = self.sequence
             if not self.can_restore(snapshot):
                 raise ConfigError("the K/V rows of this snapshot are gone; prefill its tokens again")
@@ -553,7 +553,7 @@ class Slot:
             ConfigError: The slot holds other tokens than the sequence.
         """
         with self._claim.by("resume"):
-            self._usable()
+            self._check_usable()
             here = self.sequence
             if sequence.tokens != here.tokens:
                 raise ConfigError("resume: the slot holds other tokens than the sequence")
@@ -571,10 +571,10 @@ class Slot:
         mode: Mode | None = None,
         budget: int | None = None,
         stop: Callable[[int], bool] | None = None,
-        keep_rows: bool = False,
+        keep_logits: bool = False,
     ) -> Sequence:
         """Check a generation's options and set them on the sequence."""
-        self._usable()
+        self._check_usable()
         _ = self.logits
         config, sequence, drafter = self.engine.config, self.sequence, self.engine.drafter
         if max_tokens is not None and max_tokens < 1:
@@ -591,7 +591,7 @@ class Slot:
         sequence.mode, sequence.budget, sequence.chain_seed = mode, budget, config.chain_seed
         sequence.sampler, sequence.history, sequence.lookup = sampler, self.tokens, self.lookup
         sequence.limit = room if max_tokens is None else min(max_tokens, room)
-        sequence.ends, sequence.keep_logits = stop or self.tokenizer.eog_ids.__contains__, keep_rows
+        sequence.ends, sequence.keep_logits = stop or self.tokenizer.eog_ids.__contains__, keep_logits
         sequence.finish, sequence.isolated, sequence.notes, sequence.forced = None, False, None, []
         self._guarded(self.kv.overwrite)
         return sequence
@@ -612,7 +612,7 @@ class Slot:
             NoRoomError: There are too few.
             DeviceError: A pass was interrupted.
         """
-        self._usable()
+        self._check_usable()
         self.kv.need(self.n_tokens + 1)
 
     def recompute(self) -> Exception | None:
@@ -634,14 +634,14 @@ class Slot:
         sequence.pending, sequence.logits = pending, None
         return None
 
-    def _there(self) -> None:
+    def _check_open(self) -> None:
         """Raises DeviceError if this slot or its engine is closed."""
         self.engine.alive()
         if self.kv.allocated is None:
             raise DeviceError("this slot is closed")
 
-    def _usable(self) -> None:
-        self._there()
+    def _check_usable(self) -> None:
+        self._check_open()
         if self.sequence.inconsistent:
             raise DeviceError(
                 "the state is inconsistent after an interrupt or error inside a pass; call reset() and prefill again"

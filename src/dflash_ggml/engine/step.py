@@ -30,7 +30,7 @@ from ..ggml.graph_cache import GraphCache
 from ..policy.plan import PLAIN, Plan
 from ..policy.policy import Policy, Result, StepTimes
 from .accept import Acceptance
-from .batches import besides
+from .batches import joined_columns
 from .passes import TargetPasses
 
 # runs the trees of a forest in a pass: see `TargetPasses.verify`
@@ -48,7 +48,7 @@ class Step:
         mode: Mode of the step; "prefill" for the first token of a generation, from the prefill logits.
         tree, path: The verified tree and its accepted nodes, root first.
         n_draft, n_accepted: Drafted nodes that were verified and accepted.
-        rows: The target's logits of each emitted token, if requested.
+        logits: The target's logits of each emitted token, if requested.
         finish: Finish reason, on the last step.
         sources: Drafted nodes by source; a node of two sources counts for both.
     """
@@ -59,7 +59,7 @@ class Step:
     path: tuple[int, ...] = ()
     n_draft: int = 0
     n_accepted: int = 0
-    rows: tuple[np.ndarray, ...] | None = None
+    logits: tuple[np.ndarray, ...] | None = None
     finish: Finish | None = None
     timings: StepTimes = field(default_factory=StepTimes)
     sources: tuple[SourceUse, ...] = ()
@@ -116,21 +116,21 @@ class Stepper:
             sequence.lookup.begin(sequence)
         clock.lap("host")
         kept = (logits,) if sequence.keep_logits else None
-        return Step((token,), "prefill", rows=kept, finish=sequence.finish, timings=clock.times)
+        return Step((token,), "prefill", logits=kept, finish=sequence.finish, timings=clock.times)
 
     def step(
         self,
         sequences: Items[Sequence],
         idle: Items[Sequence] = (),
         plain: bool = False,
-        beside: Verify | None = None,
+        verify: Verify | None = None,
     ) -> list[Step | Exception]:
         """Step each sequence once, all in one pass of the target.
 
         Args:
             idle: Sequences of other slots, whose waiting features may have to be taken in to free their columns.
             plain: Bypass the policy: draft nothing and record nothing.
-            beside: Runs the pass together with a prefill batch; only if nothing is drafted.
+            verify: Runs the pass together with a prefill batch; only if nothing is drafted.
 
         Returns:
             Per sequence its step or its exception. A failed sequence is unchanged or, without a pending token, one token
@@ -144,14 +144,14 @@ class Stepper:
         trees = self._trees(sequences, plans, clock)
         if not plain:
             trees = self.policy.cut(trees)
-        forest = Forest(sequences, trees, besides(len(trees)) if beside else None)
+        forest = Forest(sequences, trees, joined_columns(len(trees)) if verify else None)
         columns = self._columns(forest, idle, clock)
         watches = [self._watch(s, tree.tokens) for s, tree in zip(sequences, trees)]
         clock.lap("tree")
 
         for sequence, width in zip(sequences, forest.widths):
             sequence.inconsistent = width == 1  # inconsistent until the pass that commits it has completed
-        graph = (beside or self.passes.verify)(forest, watches, columns)
+        graph = (verify or self.passes.verify)(forest, watches, columns)
         if not plain and self.passes.device.is_gpu:
             self.policy.catch_up()  # while the GPU runs the pass
         elif not plain:  # the pass is over: the policy's work is not part of its time
@@ -297,7 +297,7 @@ class Stepper:
         clock: Clock,
     ) -> Step:
         kept = tuple(logits) if sequence.keep_logits else None
-        step = Step(accepted.tokens, "plain", rows=kept, finish=sequence.finish, timings=clock.times)
+        step = Step(accepted.tokens, "plain", logits=kept, finish=sequence.finish, timings=clock.times)
         if tree.width > 1:
             step.mode = "chain" if plan.kind == "chain" else "tree"
             step.tree, step.path = tree, accepted.kept

@@ -127,17 +127,17 @@ def mixture(
     else:  # a router's `.scale` applies to its input
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
-    shared, beside = None, w[f"{name}ffn_gate_inp.weight"]
+    shared, like = None, w[f"{name}ffn_gate_inp.weight"]
     if not g.is_on_host(w[f"{name}ffn_down_exps.weight"]):
         out = _outputs(g, w, f"{name}ffn_", y, experts, ids)
     elif y.ne[1] >= COPY_COLUMNS:
-        out = _outputs(g, w, f"{name}ffn_", y, experts, ids, beside)
+        out = _outputs(g, w, f"{name}ffn_", y, experts, ids, like)
     else:
         sent, sent_ids = g.to_host(y, ids)
         if experts.n_ff_shared:  # a GPU computes this while the host computes the experts
             shared = g.expand(_shared(g, w, name, y, experts))
         # weighted on the device: each small node on the host costs a barrier of all its threads
-        out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids), beside)
+        out = g.to_device(_outputs(g, w, f"{name}ffn_", sent, experts, sent_ids), like)
     out = _weighted(g, out, weights)
     if not experts.n_ff_shared:
         return out
@@ -175,25 +175,25 @@ def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Expert
     return ids, g.expand(weights)
 
 
-def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids, beside=None):
+def _outputs(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts, ids, like=None):
     """Outputs of the experts `ids`: y [D, n] -> [D, k, n].
 
     Args:
-        beside: A weight of the device to which matrices in host memory are copied; None: they stay where they are.
+        like: A weight of the device to which matrices in host memory are copied; None: they stay where they are.
     """
     d, f, k, n = experts.n_embd, experts.n_ff, experts.n_used, y.ne[1]
     x = g.reshape(y, d, 1, n)
     if f"{name}gate_up_exps.weight" in w:
-        both = _expert_matmul(g, w, f"{name}gate_up_exps", x, ids, beside)
+        both = _expert_matmul(g, w, f"{name}gate_up_exps", x, ids, like)
         gate, up = (g.view(both, (f, k, n), (both.nb[1], both.nb[2]), offset=i * f * 4) for i in (0, 1))
     else:
-        gate, up = (_expert_matmul(g, w, f"{name}{part}_exps", x, ids, beside) for part in ("gate", "up"))
+        gate, up = (_expert_matmul(g, w, f"{name}{part}_exps", x, ids, like) for part in ("gate", "up"))
     if experts.limit:
         hidden = g.clamped_swiglu(gate, up, _ALPHA, experts.limit)
     else:
         hidden = (g.geglu if experts.gelu else g.swiglu)(gate, up)
     hidden = g.expand(hidden)  # ordered after the use of the earlier matrices
-    return _expert_matmul(g, w, f"{name}down_exps", hidden, ids, beside)
+    return _expert_matmul(g, w, f"{name}down_exps", hidden, ids, like)
 
 
 def _weighted(g: Graph, out, weights):
@@ -209,11 +209,11 @@ def _weighted(g: Graph, out, weights):
     return total
 
 
-def _expert_matmul(g: Graph, w: Mapping[str, Tensor], name: str, x, ids, beside):
-    """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]; beside as in `_outputs`."""
+def _expert_matmul(g: Graph, w: Mapping[str, Tensor], name: str, x, ids, like):
+    """`mul_mat_id` of the matrices `ids` [k, n] of `name` and x [d, 1 or k, n] -> [rows, k, n]; like as in `_outputs`."""
     matrix, scale, bias = (w.get(f"{name}.{part}") for part in ("weight", "scale", "bias"))
-    if beside is not None:
-        matrix, scale, bias = (t if t is None else g.to_device(t, beside) for t in (matrix, scale, bias))
+    if like is not None:
+        matrix, scale, bias = (t if t is None else g.to_device(t, like) for t in (matrix, scale, bias))
     y = g.mul_mat_id(matrix, x, ids)
     if scale is not None:
         e, n = scale.ne[0], ids.ne[1]

@@ -106,14 +106,14 @@ class Joined(Columns):
     """The columns of a forest followed by a linear batch, in one pass with shared matmuls.
 
     Args:
-        batch: The linear batch, with the forest as its `beside`.
+        batch: The linear batch, with its `forest`.
     """
 
     def __init__(self, g: Graph, batch: Batch) -> None:
-        assert batch.beside is not None
-        self.batch, self.n, self.n_kv = batch, batch.beside.columns + batch.columns, batch.n_kv
-        linear = replace(batch, beside=None)
-        self._parts = Columns(g, replace(batch.beside, rank=batch.rank)), Columns(g, linear, "chunk ")
+        assert batch.forest is not None
+        self.batch, self.n, self.n_kv = batch, batch.forest.columns + batch.columns, batch.n_kv
+        linear = replace(batch, forest=None)
+        self._parts = Columns(g, replace(batch.forest, rank=batch.rank)), Columns(g, linear, "chunk ")
         self.ids, self.positions, self.rows = packed(g, "joined", *[self.n] * 3)
         self.is_tree, self.seqs, self.gathered = False, None, None
 
@@ -145,8 +145,8 @@ class Joined(Columns):
 
 
 def columns_of(g: Graph, batch: Batch) -> Columns:
-    """The inputs of a batch; for a linear one with a forest beside it, those of both."""
-    return Columns(g, batch) if batch.beside is None else Joined(g, batch)
+    """The inputs of a batch; for a linear one with a forest, those of both."""
+    return Columns(g, batch) if batch.forest is None else Joined(g, batch)
 
 
 def ring_views(g: Graph, columns: Columns, state: TargetState) -> dict[int, RingView]:
@@ -363,15 +363,15 @@ def declare_outputs(
     if batch.outputs == "hidden":
         g.output(g.rms_norm(x, eps, w["output_norm.weight"]), "hidden")
         return
-    if batch.beside is not None or (batch.mask is None and batch.outputs == "last" and batch.columns > 1):
+    if batch.forest is not None or (batch.mask is None and batch.outputs == "last" and batch.columns > 1):
         last = g.view(x, (x.ne[0], 1), offset=(x.ne[1] - 1) * x.nb[1])
-        forest = batch.beside and g.view(x, (x.ne[0], batch.beside.columns))
+        forest = batch.forest and g.view(x, (x.ne[0], batch.forest.columns))
         x = last if forest is None else g.concat(forest, last, 1)
     x = g.rms_norm(x, eps, w["output_norm.weight"])
     logits = matmul(g, w, head_name.removesuffix(".weight"), x)
     logits = g.output(g.softcap(logits, softcap) if softcap else logits, "logits")
     g.output(g.argmax(logits), "choice")
-    reduction = (batch.beside or batch).reduction
+    reduction = (batch.forest or batch).reduction
     if reduction is not None:
         g.output(reduced_logits(g, logits, reduction), "reduced")
 

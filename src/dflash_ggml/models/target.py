@@ -64,7 +64,7 @@ class Batch:
             each sequence sees, its own rows included; features go to the columns in the input `column`. The pass
             commits sequences of one column, but no others.
             rank: The rank whose part of the layers the pass computes.
-            beside: For a linear batch, a forest whose columns come first in the same pass, so that every matrix is read
+            forest: For a linear batch, a forest whose columns come first in the same pass, so that every matrix is read
             once for both. The forest's inputs keep their names, those of the linear columns have the prefix `chunk `,
             and `joined` is ids | positions | cache rows of all. Outputs: the forest's, followed by the last token's
             column.
@@ -81,7 +81,7 @@ class Batch:
     seqs: int = 0
     is_forest: bool = False
     rank: int = 0
-    beside: Batch | None = None
+    forest: Batch | None = None
 
 
 class Target(ABC):

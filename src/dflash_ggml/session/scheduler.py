@@ -487,19 +487,19 @@ class Scheduler:
         generation: Generation,
         most: int | None,
         others_wait: bool,
-        beside: Callable[[Verify], None] | None = None,
+        join: Callable[[Verify], None] | None = None,
         others: int = 0,
     ) -> None:
-        """Prefill at most so many tokens; after the last chunk the first token is drawn. beside, others: see
+        """Prefill at most so many tokens; after the last chunk the first token is drawn. join, others: see
         `CachedSlot.prefill`."""
         slot, before = generation.slot, generation.remaining
         assert slot is not None
         if before:
             logits: list[Any] | None = [] if generation.wants_prompt_logits else None
-            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits, beside, others))
+            took, is_warm = self._timed(lambda: slot.prefill(generation.ids, most, logits, join, others))
             generation.remaining = len(generation.ids) - slot.slot.n_tokens
             n = before - generation.remaining
-            if beside is None:
+            if join is None:
                 self.budget.prefilled(n, took, others_wait, is_warm)
             else:
                 self.tally.seconds += self.budget.joined(n, took, is_warm)

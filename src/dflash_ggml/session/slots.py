@@ -123,7 +123,7 @@ class CachedSlot:
         ids: Sequence[int],
         most: int | None = None,
         logits: list[Logits] | None = None,
-        beside: Callable[[Verify], None] | None = None,
+        join: Callable[[Verify], None] | None = None,
         others: int = 0,
     ) -> None:
         """Prefill the next chunk of the started prompt: at most so many tokens, up to the next snapshot.
@@ -131,7 +131,7 @@ class CachedSlot:
         `logits` is called with those after every token of the chunk.
 
         Args:
-            beside: See `Slot.prefill`.
+            join: See `Slot.prefill`.
             others: Number of sequences that the same pass steps.
         """
         at = self.slot.n_tokens
@@ -140,11 +140,11 @@ class CachedSlot:
         n = batches.next(left)
         if logits is not None:
             n = min(n, LOGITS_AT_ONCE)
-        elif beside is not None:
-            n = batches.beside(left, others, most or left)
+        elif join is not None:
+            n = batches.joined(left, others, most or left)
         elif most is not None and left > most:
             n = min(n, most)
-        self._append(ids[at : at + n], logits, beside)
+        self._append(ids[at : at + n], logits, join)
         if at + n in self._marks:
             self.cache.put(self.slot.snapshot(with_rows=False))
         if at + n == len(ids):
@@ -155,10 +155,10 @@ class CachedSlot:
         self,
         ids: Sequence[int],
         logits: list[Logits] | None = None,
-        beside: Callable[[Verify], None] | None = None,
+        join: Callable[[Verify], None] | None = None,
     ) -> None:
         self._has_logits = False
-        self.slot.prefill(ids, take_row=None if logits is None else logits.append, beside=beside)
+        self.slot.prefill(ids, take_row=None if logits is None else logits.append, join=join)
         self._has_logits = True
 
     def load(self, ids: Sequence[int]) -> None:
