@@ -19,7 +19,7 @@ from dflash_ggml.server.dialect import Settings
 from dflash_ggml.server.openai_chat import ChatEncoder
 from dflash_ggml.server.openai_completions import CompletionEncoder
 from dflash_ggml.server.runner import Runner
-from dflash_ggml.server.tools import Offer
+from dflash_ggml.server.tools import ToolSet
 from dflash_ggml.session import Session
 from dflash_ggml.session.events import (
     Begin,
@@ -105,7 +105,7 @@ def test_completions_through_both_faces() -> None:
 
 
 def test_chats_through_both_faces() -> None:
-    body, chunks = served(ChatEncoder("toy", offer=Offer(), include_usage=False, progress=False))
+    body, chunks = served(ChatEncoder("toy", tool_set=ToolSet(), include_usage=False, progress=False))
     streamed = [found for c in chat_chunks(EVENTS, Heading("toy")) if (found := logprobs_of(c))]
     assert body == logprobs_of(chat_body(EVENTS, Heading("toy"))) == CHAT
     assert chunks == streamed and [len(c["content"]) for c in chunks] == [2, 1]

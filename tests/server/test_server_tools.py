@@ -13,10 +13,10 @@ from dflash_ggml.server.errors import ApiError
 from dflash_ggml.server.notes import Notes
 from dflash_ggml.server.tools import (
     FreeText,
+    anthropic_tools,
     choose,
     free_text,
-    offer_anthropic,
-    offer_openai,
+    openai_tools,
     pick,
     shell_action,
 )
@@ -28,18 +28,18 @@ SPACE = {"type": "namespace", "name": "maths", "tools": [ADD, {"type": "custom",
 
 
 def test_names_of_a_namespace_are_distinct() -> None:
-    offer = offer_openai([ADD, SPACE, {**SPACE, "name": "mcp__x__"}], Notes())
-    assert list(offer.tools) == ["add", "maths__add", "maths__prove", "mcp__x__add", "mcp__x__prove"]
-    assert offer.own("maths__add") == ("add", "maths") and offer.own("invented") == ("invented", None)
-    assert (offer.kind("maths__prove"), offer.kind("invented")) == ("custom", "function")
-    assert set(check_tools(offer.definitions)) == set(offer.tools)
+    tool_set = openai_tools([ADD, SPACE, {**SPACE, "name": "mcp__x__"}], Notes())
+    assert list(tool_set.tools) == ["add", "maths__add", "maths__prove", "mcp__x__add", "mcp__x__prove"]
+    assert tool_set.own("maths__add") == ("add", "maths") and tool_set.own("invented") == ("invented", None)
+    assert (tool_set.kind("maths__prove"), tool_set.kind("invented")) == ("custom", "function")
+    assert set(check_tools(tool_set.definitions)) == set(tool_set.tools)
 
 
 def test_the_first_of_two_tools_with_a_name_stays() -> None:
     notes = Notes()
     other = {**ADD, "description": "another"}
     assert (
-        offer_openai([ADD, ADD, other], notes).tools["add"].definition["function"].get("description") is None
+        openai_tools([ADD, ADD, other], notes).tools["add"].definition["function"].get("description") is None
     )
     assert notes.header == "ignored: tools[] (a second add)"
 
@@ -57,7 +57,7 @@ def test_the_first_of_two_tools_with_a_name_stays() -> None:
 )
 def test_malformed_tools_are_named(tool: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        offer_openai([tool], Notes())
+        openai_tools([tool], Notes())
     assert caught.value.param == param
 
 
@@ -71,9 +71,9 @@ def test_tools_that_a_type_stands_for() -> None:
         {"type": "computer_20250124", "name": "computer", "display_width_px": 1},
         {"type": "mcp_toolset", "mcp_server_name": "m"},
     ]
-    offer = offer_anthropic(tools, notes)
-    assert list(offer.tools) == ["bash", "str_replace_editor", "str_replace_based_edit_tool", "memory"]
-    schemas = check_tools(offer.definitions)
+    tool_set = anthropic_tools(tools, notes)
+    assert list(tool_set.tools) == ["bash", "str_replace_editor", "str_replace_based_edit_tool", "memory"]
+    schemas = check_tools(tool_set.definitions)
     assert "undo_edit" in (schemas["str_replace_editor"].typed("command").values or ())
     assert "undo_edit" not in (schemas["str_replace_based_edit_tool"].typed("command").values or ())
     assert notes.header == (
@@ -83,23 +83,23 @@ def test_tools_that_a_type_stands_for() -> None:
 
 def test_a_choice_of_a_tool_that_was_left_out_leaves_the_choice_to_the_model() -> None:
     notes = Notes()
-    offer = offer_openai([{"type": "web_search"}], notes)
-    assert choose({"type": "web_search"}, offer, notes)[1] == "auto"
-    assert choose("required", offer, notes)[1] == "auto"
+    tool_set = openai_tools([{"type": "web_search"}], notes)
+    assert choose({"type": "web_search"}, tool_set, notes)[1] == "auto"
+    assert choose("required", tool_set, notes)[1] == "auto"
     assert "tool_choice" in notes.header
     with pytest.raises(ApiError, match="'other' is not among"):
-        choose({"type": "function", "name": "other"}, offer, notes)
+        choose({"type": "function", "name": "other"}, tool_set, notes)
 
 
 def test_choices_name_a_tool_by_its_own_name() -> None:
-    offer, notes = offer_openai([SPACE], Notes()), Notes()
-    assert choose({"type": "function", "name": "add"}, offer, notes)[1] == NamedTool("maths__add")
+    tool_set, notes = openai_tools([SPACE], Notes()), Notes()
+    assert choose({"type": "function", "name": "add"}, tool_set, notes)[1] == NamedTool("maths__add")
     chosen = {"type": "function", "name": "add", "namespace": "maths"}
-    assert choose(chosen, offer, notes)[1] == NamedTool("maths__add")
-    some, choice = choose({"type": "allowed_tools", "mode": "auto", "tools": [chosen]}, offer, notes)
+    assert choose(chosen, tool_set, notes)[1] == NamedTool("maths__add")
+    some, choice = choose({"type": "allowed_tools", "mode": "auto", "tools": [chosen]}, tool_set, notes)
     assert (list(some.tools), choice) == (["maths__add"], "auto")
     with pytest.raises(ApiError, match="none of auto"):
-        pick("sometimes", None, offer, notes)
+        pick("sometimes", None, tool_set, notes)
 
 
 def test_a_grammar_of_a_custom_tool_is_shown_to_the_model() -> None:
@@ -110,7 +110,7 @@ def test_a_grammar_of_a_custom_tool_is_shown_to_the_model() -> None:
     }
     nested = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
     for tool in (flat, {"type": "custom", "custom": {"name": "p", "format": nested}}):
-        definition = offer_openai([tool], Notes()).definitions[0]
+        definition = openai_tools([tool], Notes()).definitions[0]
         assert "regex grammar:\na+" in json.dumps(definition).replace("\\n", "\n")
 
 

@@ -33,7 +33,7 @@ class Tree:
     Attributes:
         tokens, parents, depths: int32 [width]; parents[0] = -1 and depths[0] = 0.
         log_probs: float32 [width], log-probability of the path from the root under the draft, 0 at the root.
-        sources: uint8 [width], which sources offered each node, bits of `merged`, 0 at the root; None: one source
+        sources: uint8 [width], which sources proposed each node, bits DRAFT and LOOKUP, 0 at the root; None: one source
             made all of it.
         evidence: What the probabilities of a merged tree rest on.
         native: Where C finds parents, depths and log_probs of a tree that it has grown.
@@ -154,8 +154,8 @@ def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) 
     rests, sources = NONE, NONE
     if merged is not None:
         evidence = Evidence(block[4], np.empty(budget + 1), merged.rates.trust)
-        offered = np.empty(budget + 1, np.uint8)
-        rests, sources = doubles(evidence.rests), octets(offered)
+        bits = np.empty(budget + 1, np.uint8)
+        rests, sources = doubles(evidence.rests), octets(bits)
     memory, width = ints(block), budget + 1
     into = root, budget, memory, rests, sources
     lookup = (NONE, NONE) if merged is None else (merged.lookup.native, merged.rates.native)
@@ -163,7 +163,7 @@ def _grown(root: int, candidates: Candidates | Merged, budget: int, order: int) 
     if n < 0:
         raise MemoryError(f"no memory for a tree of {budget} nodes")
     tokens, parents, depths, log_probs = block[:4, :n]
-    found = (None, None) if merged is None else (offered[:n], evidence)
+    found = (None, None) if merged is None else (bits[:n], evidence)
     tree = Tree(tokens, parents, depths, log_probs.view(np.float32), *found)
     # the array keeps its memory, and the tree the array
     return _with_native(tree, (memory + width, memory + 2 * width, ffi.cast(_FLOATS, memory + 3 * width)))

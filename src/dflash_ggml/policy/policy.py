@@ -558,9 +558,9 @@ class Policy:
         for i, tree, probability in step.grown:
             depths = tree.depths
             if tree.sources is not None:  # lookup's own nodes would come without a draft
-                offered = (tree.sources & DRAFT) > 0
-                offered[0] = True
-                probability, depths = probability[offered], depths[offered]
+                proposed = (tree.sources & DRAFT) > 0
+                proposed[0] = True
+                probability, depths = probability[proposed], depths[proposed]
             step.notes[i].forecast.learn(probability, depths, (step.plans[i].depth or self.depth) + 1)
         if step.trials or step.lost:  # act on either at once
             self._refreshed_at = -REFRESH

@@ -24,7 +24,7 @@ from .errors import ApiError, anthropic_body
 from .limits import check_count, check_stops
 from .notes import Notes
 from .schema import parse, plain_format, sampling_params
-from .tools import Offer, arguments_of, offer_anthropic, pick
+from .tools import ToolSet, anthropic_tools, arguments_of, pick
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
@@ -72,12 +72,12 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     )
     # Like the real API, no thinking without the field.
     enabled = body.thinking is not None and body.thinking.type != "disabled"
-    offer, choice = _choice(body, notes)
+    tool_set, choice = _choice(body, notes)
     form = (body.output_config.format if body.output_config else None) or body.output_format
     schema = None if form is None else plain_format("json_schema", None, form.schema_, "output_config.format")
     return {
         "messages": chat_messages(body, notes),
-        "tools": offer.definitions,
+        "tools": tool_set.definitions,
         "tool_choice": choice,
         "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         "enable_thinking": enabled,
@@ -88,12 +88,12 @@ def _prompt(body: CountBody, settings: Settings, notes: Notes) -> dict[str, Any]
     }
 
 
-def _choice(body: CountBody, notes: Notes) -> tuple[Offer, ToolChoice]:
-    choice, offer = body.tool_choice, offer_anthropic(body.tools, notes)
+def _choice(body: CountBody, notes: Notes) -> tuple[ToolSet, ToolChoice]:
+    choice, tool_set = body.tool_choice, anthropic_tools(body.tools, notes)
     if choice is None:
-        return offer, "auto"
+        return tool_set, "auto"
     named = (choice.name or "") if choice.type == "tool" else None
-    return pick(choice.type, named, offer, notes, "tool_choice.name")
+    return pick(choice.type, named, tool_set, notes, "tool_choice.name")
 
 
 class MessageEncoder:

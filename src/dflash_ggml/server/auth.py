@@ -52,15 +52,15 @@ class KeyRing:
         """
         if not self._digests:
             return ""
-        offered = headers.get("x-api-key")
-        if offered is None:
+        key = headers.get("x-api-key")
+        if key is None:
             scheme, _, value = headers.get("authorization", "").partition(" ")
-            offered = value.strip() if scheme.lower() == "bearer" else None
-        if offered is None:
+            key = value.strip() if scheme.lower() == "bearer" else None
+        if key is None:
             raise ApiError(
                 401, "no API key: send Authorization: Bearer KEY or x-api-key: KEY", code="missing_api_key"
             )
-        digest = hashlib.sha256(offered.encode("utf-8", "surrogatepass")).digest()
+        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if not any(matches):
             raise ApiError(401, "the API key is not valid", code="invalid_api_key")

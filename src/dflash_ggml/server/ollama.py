@@ -25,7 +25,7 @@ from .media import content_text
 from .notes import Notes
 from .openai_chat import Message, is_begun
 from .schema import Alternatives, Body, Positive, SamplingFields, Whole, parse
-from .tools import Offer, offer_openai
+from .tools import ToolSet, openai_tools
 
 # load-time options, without effect here
 _LOADING = """num_ctx num_batch num_gpu main_gpu num_thread num_keep use_mmap use_mlock
@@ -114,18 +114,18 @@ def read_chat(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, A
         return {**_head(model), "message": {"role": "assistant", "content": ""}, **_loaded(body)}
     check_count(body.messages, settings.limits.messages, "messages")
     check_count(body.tools or (), settings.limits.tools, "tools")
-    offer = offer_openai(body.tools, notes)
+    tool_set = openai_tools(body.tools, notes)
     options = _options(body, settings, notes)
     messages = [_message(m, f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
     request = ChatRequest(
         messages=messages,
         continue_final_message=is_begun(messages),
-        tools=offer.definitions,
+        tools=tool_set.definitions,
         response_format=_format(body.format),
         **_think(body.think, notes),
         **options,
     )
-    return ApiCall(request, ChatLines(model, offer), body.stream is not False, notes, lines=True)
+    return ApiCall(request, ChatLines(model, tool_set), body.stream is not False, notes, lines=True)
 
 
 def read_generate(data: dict[str, Any], settings: Settings) -> ApiCall | dict[str, Any]:
@@ -216,10 +216,10 @@ def _loaded(body: OllamaBody) -> dict[str, Any]:
 class _Lines:
     """Base encoder of answers as JSON lines, or as one body."""
 
-    def __init__(self, model: str, offer: Offer | None = None) -> None:
+    def __init__(self, model: str, tool_set: ToolSet | None = None) -> None:
         self.answer = Answer()
         self._model = model
-        self._offer = offer or Offer()
+        self._offer = tool_set or ToolSet()
         self._clock = time.monotonic()
 
     def _content(self, text: str = "", thinking: str = "", calls: Any = ()) -> dict[str, Any]:

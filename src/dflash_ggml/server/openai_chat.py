@@ -24,7 +24,7 @@ from .media import content_text, note_role, thoughts
 from .notes import Notes
 from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Echoed, Options, SamplingFields, Whole, unsupported
-from .tools import FreeText, Offer, choose, free_text, offer_openai
+from .tools import FreeText, ToolSet, choose, free_text, openai_tools
 
 # names of llama.cpp, Qwen and vLLM
 BUDGETS = (
@@ -197,7 +197,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     check_count(body.tools or (), limits.tools, "tools")
     if body.stream_options is not None and not body.stream and notes.strict:
         raise bad_request("stream_options: only allowed with stream", "stream_options")
-    offer, choice = choose(body.tool_choice, offer_openai(body.tools, notes), notes)
+    tool_set, choice = choose(body.tool_choice, openai_tools(body.tools, notes), notes)
     response_format, grammar = body.constraint()
     add_prompt = body.add_generation_prompt is not False
     thought, template = _thinking(body, notes), dict(body.chat_template_kwargs or {})
@@ -211,7 +211,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     messages = [m.plain(f"messages[{i}]", notes) for i, m in enumerate(body.messages)]
     request = ChatRequest(
         messages=messages,
-        tools=offer.definitions,
+        tools=tool_set.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=text_format(response_format, choice),
@@ -232,7 +232,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     kind = LegacyEncoder if legacy else ChatEncoder
     encoder = kind(
         model,
-        offer=offer,
+        tool_set=tool_set,
         show_reasoning=not hidden,
         include_usage=bool(options and options.include_usage),
         progress=bool(body.return_progress),
@@ -309,7 +309,7 @@ class ChatEncoder(OpenAIEncoder):
     id_prefix = "chatcmpl-"
     names = ("chat.completion.chunk", "chat.completion")
 
-    offer: Offer
+    tool_set: ToolSet
     show_reasoning: bool = True
     _text: FreeText = field(default_factory=FreeText)
 
@@ -341,11 +341,11 @@ class ChatEncoder(OpenAIEncoder):
             yield from self._rest(event)
 
     def _is_custom(self, block: Block) -> bool:
-        return self.offer.kind(block.name) == "custom"
+        return self.tool_set.kind(block.name) == "custom"
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call by the client's name of the tool."""
-        own, _ = self.offer.own(block.name)
+        own, _ = self.tool_set.own(block.name)
         if self._is_custom(block):
             custom = {"name": own, "input": free_text(block.text)}
             return {"id": block.id, "type": "custom", "custom": custom}

@@ -18,7 +18,7 @@ from .limits import check_count
 from .response_store import ResponseStore, input_items
 from .responses_schema import ResponsesBody, all_tools, chat_messages, seal, with_instructions
 from .schema import sampling_params, unsupported
-from .tools import FreeText, Offer, choose, free_text, offer_openai, shell_action
+from .tools import FreeText, ToolSet, choose, free_text, openai_tools, shell_action
 
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _PREFIXES = {"function": "fc_", "custom": "ctc_", "local_shell": "lsh_"}
@@ -52,11 +52,11 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
     if not new:
         raise bad_request("input: must not be empty", "input")
     history = store.history(body.previous_response_id) if body.previous_response_id is not None else []
-    offer, choice = choose(body.tool_choice, offer_openai(tools, notes), notes)
+    tool_set, choice = choose(body.tool_choice, openai_tools(tools, notes), notes)
     response_format = body.text.format.plain() if body.text and body.text.format else None
     request = ChatRequest(
         messages=with_instructions(body.instructions, [*history, *new]),
-        tools=offer.definitions,
+        tools=tool_set.definitions,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=text_format(response_format, choice),
@@ -68,7 +68,7 @@ def read_call(data: dict[str, Any], settings: Settings, store: ResponseStore) ->
         **speculation(body.dflash),
     )
     kept = store if body.store is not False else None
-    encoder = ResponseEncoder(model, body, request, new, offer, kept, input_items(data["input"]))
+    encoder = ResponseEncoder(model, body, request, new, tool_set, kept, input_items(data["input"]))
     return ApiCall(request, encoder, bool(body.stream), notes)
 
 
@@ -78,7 +78,7 @@ class ResponseEncoder:
 
     Attributes:
         messages: Messages of this request alone, without the history.
-        offer: Its tools.
+        tool_set: Its tools.
         store: Store for the response; None: not stored.
         items: The request's input.
     """
@@ -87,7 +87,7 @@ class ResponseEncoder:
     asked: ResponsesBody
     request: ChatRequest
     messages: list[dict[str, Any]]
-    offer: Offer
+    tool_set: ToolSet
     store: ResponseStore | None
     items: list[dict[str, Any]]
 
@@ -126,7 +126,7 @@ class ResponseEncoder:
             yield self._part_event("response.reasoning_text.delta", delta=event.text)
         elif isinstance(event, ToolCallArgs):
             block = self.answer.blocks[-1]
-            kind = self.offer.kind(block.name)
+            kind = self.tool_set.kind(block.name)
             if kind == "function":
                 yield self._item_event("response.function_call_arguments.delta", delta=event.json)
             elif kind == "custom" and (piece := self._text.more(block.text)):
@@ -158,7 +158,7 @@ class ResponseEncoder:
     def _open_item(self) -> Iterator[bytes]:
         block = self.answer.blocks[-1]
         self._text = FreeText()
-        kind = _PREFIXES[self.offer.kind(block.name)] if block.kind == "tool" else ""
+        kind = _PREFIXES[self.tool_set.kind(block.name)] if block.kind == "tool" else ""
         self._items.append(new_id(kind or {"text": "msg_", "reasoning": "rs_"}[block.kind]))
         self._open = True
         index = len(self._items) - 1
@@ -186,7 +186,7 @@ class ResponseEncoder:
         yield self._event("response.output_item.done", output_index=index, item=self._item(index, status))
 
     def _call_done(self, block: Block) -> Iterator[bytes]:
-        kind, (own, _) = self.offer.kind(block.name), self.offer.own(block.name)
+        kind, (own, _) = self.tool_set.kind(block.name), self.tool_set.own(block.name)
         if kind == "function":
             yield self._item_event("response.function_call_arguments.done", name=own, arguments=block.text)
         elif kind == "custom":
@@ -196,7 +196,7 @@ class ResponseEncoder:
 
     def _call(self, block: Block) -> dict[str, Any]:
         """A call as an item of the tool's kind, without id and status."""
-        kind, (own, namespace) = self.offer.kind(block.name), self.offer.own(block.name)
+        kind, (own, namespace) = self.tool_set.kind(block.name), self.tool_set.own(block.name)
         if kind == "local_shell":
             return {"type": "local_shell_call", "call_id": block.id, "action": shell_action(block.text)}
         item: dict[str, Any] = {"type": "function_call", "call_id": block.id, "name": own}

@@ -82,7 +82,7 @@ class AnthropicTool(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class ClientTool:
     """A tool: its definition for the model, and the client's name."""
 
     definition: dict[str, Any]
@@ -97,14 +97,14 @@ class Offered:
 
 
 @dataclass(slots=True)
-class Offer:
+class ToolSet:
     """The tools of one request by the model's names.
 
     Attributes:
         dropped: Names and types of omitted tools.
     """
 
-    tools: dict[str, Offered] = field(default_factory=dict)
+    tools: dict[str, ClientTool] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
 
     @property
@@ -112,7 +112,7 @@ class Offer:
         """The tools in the form of chat templates."""
         return tuple(tool.definition for tool in self.tools.values())
 
-    def add(self, tool: Offered, where: str, notes: Notes) -> None:
+    def add(self, tool: ClientTool, where: str, notes: Notes) -> None:
         """Add a tool; of two with the same name the first is kept."""
         if tool.name in self.tools:
             if self.tools[tool.name].definition != tool.definition:
@@ -134,10 +134,10 @@ class Offer:
         tool = self.tools.get(name)
         return (name, None) if tool is None else (tool.own, tool.namespace)
 
-    def only(self, names: Iterable[str]) -> Offer:
+    def only(self, names: Iterable[str]) -> ToolSet:
         """The tools with these names."""
         wanted = set(names)
-        return Offer({n: t for n, t in self.tools.items() if n in wanted}, self.dropped)
+        return ToolSet({n: t for n, t in self.tools.items() if n in wanted}, self.dropped)
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -147,20 +147,20 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
-def offer_openai(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
+def openai_tools(tools: list[dict[str, Any]] | None, notes: Notes) -> ToolSet:
     """The tools of a request to chat completions or Responses.
 
     Raises:
         ApiError: A tool is malformed; it names it.
     """
-    offer = Offer()
+    tool_set = ToolSet()
     for i, tool in enumerate(tools or ()):
-        _offer_openai(offer, tool, f"tools[{i}]", notes)
-    return offer
+        _add_openai(tool_set, tool, f"tools[{i}]", notes)
+    return tool_set
 
 
-def _offer_openai(
-    offer: Offer, tool: dict[str, Any], where: str, notes: Notes, inside: str | None = None
+def _add_openai(
+    tool_set: ToolSet, tool: dict[str, Any], where: str, notes: Notes, inside: str | None = None
 ) -> None:
     kind = tool.get("type", "function")
     if kind == "function":
@@ -174,20 +174,20 @@ def _offer_openai(
             function.parameters or NO_PARAMETERS,
             function.strict,
         )
-        offer.add(Offered(definition, function.name, namespace=inside), where, notes)
+        tool_set.add(ClientTool(definition, function.name, namespace=inside), where, notes)
     elif kind == "custom":
         nested = isinstance(tool.get("custom"), dict)
         given, path = (tool["custom"], f"{where}.custom") if nested else (tool, where)
         custom = parse(Custom, given, notes, path)
-        offer.add(Offered(_free_text(custom, inside), custom.name, "custom", inside), where, notes)
+        tool_set.add(ClientTool(_free_text(custom, inside), custom.name, "custom", inside), where, notes)
     elif kind == "namespace" and inside is None:
         space = parse(Namespace, tool, notes, where)
         for j, inner in enumerate(space.tools):
-            _offer_openai(offer, inner, f"{where}.tools[{j}]", notes, space.name)
+            _add_openai(tool_set, inner, f"{where}.tools[{j}]", notes, space.name)
     elif kind == "local_shell":
-        offer.add(Offered(LOCAL_SHELL, "local_shell", "local_shell"), where, notes)
+        tool_set.add(ClientTool(LOCAL_SHELL, "local_shell", "local_shell"), where, notes)
     elif isinstance(kind, str):
-        offer.drop(kind, tool.get("name") or tool.get("server_label"), where, notes)
+        tool_set.drop(kind, tool.get("name") or tool.get("server_label"), where, notes)
     else:
         raise bad_request("the type of a tool is a string", f"{where}.type")
 
@@ -207,32 +207,32 @@ def _free_text(custom: Custom, inside: str | None) -> dict[str, Any]:
     return chat_tool(flat_name(custom.name, inside), custom.description, schema, None)
 
 
-def offer_anthropic(tools: list[dict[str, Any]] | None, notes: Notes) -> Offer:
+def anthropic_tools(tools: list[dict[str, Any]] | None, notes: Notes) -> ToolSet:
     """The tools of a request to Messages.
 
     Raises:
         ApiError: A tool is malformed; it names it.
     """
-    offer = Offer()
+    tool_set = ToolSet()
     for i, tool in enumerate(tools or ()):
         where, kind = f"tools[{i}]", tool.get("type") or "custom"
         if kind == "custom":
             own = parse(AnthropicTool, tool, notes, where)
             definition = chat_tool(own.name, own.description, own.input_schema, own.strict)
-            offer.add(Offered(definition, own.name), where, notes)
+            tool_set.add(ClientTool(definition, own.name), where, notes)
             continue
         if not isinstance(kind, str):
             raise bad_request("the type of a tool is a string", f"{where}.type")
         known = next((KNOWN[k] for k in KNOWN if kind.startswith(k)), None)
         name = tool.get("name")
         if known is None or not isinstance(name, str) or not name:
-            offer.drop(kind, name, where, notes)
+            tool_set.drop(kind, name, where, notes)
         else:
-            offer.add(Offered(chat_tool(name, *known, None), name), where, notes)
-    return offer
+            tool_set.add(ClientTool(chat_tool(name, *known, None), name), where, notes)
+    return tool_set
 
 
-def choose(choice: Any, offer: Offer, notes: Notes) -> tuple[Offer, ToolChoice]:
+def choose(choice: Any, tool_set: ToolSet, notes: Notes) -> tuple[ToolSet, ToolChoice]:
     """OpenAI's tool_choice, in either endpoint's form: the allowed tools, and the choice among them."""
     if isinstance(choice, dict):
         kind = choice.get("type")
@@ -241,11 +241,11 @@ def choose(choice: Any, offer: Offer, notes: Notes) -> tuple[Offer, ToolChoice]:
             inner = inner if isinstance(inner, dict) else choice
             tools = inner.get("tools")
             names = [_chosen(t) for t in tools] if isinstance(tools, list) else []
-            return pick(inner.get("mode"), None, offer.only(n for n in names if n), notes)
+            return pick(inner.get("mode"), None, tool_set.only(n for n in names if n), notes)
         if kind in ("auto", "none", "required", "any"):
-            return pick(kind, None, offer, notes)
-        return pick(None, _chosen(choice) or str(kind), offer, notes)
-    return pick(choice, None, offer, notes)
+            return pick(kind, None, tool_set, notes)
+        return pick(None, _chosen(choice) or str(kind), tool_set, notes)
+    return pick(choice, None, tool_set, notes)
 
 
 def _chosen(choice: Any) -> str | None:
@@ -261,14 +261,14 @@ def _chosen(choice: Any) -> str | None:
 
 
 def pick(
-    word: Any, named: str | None, offer: Offer, notes: Notes, param: str = "tool_choice"
-) -> tuple[Offer, ToolChoice]:
+    word: Any, named: str | None, tool_set: ToolSet, notes: Notes, param: str = "tool_choice"
+) -> tuple[ToolSet, ToolChoice]:
     """The choice among the tools. A choice of an omitted tool becomes "auto".
 
     Args:
         word: The dialect's choice.
         named: The required tool, which takes precedence.
-        offer: The tools.
+        tool_set: The tools.
         notes: Receives unsupported parts.
         param: The field, for errors.
 
@@ -276,25 +276,25 @@ def pick(
         ApiError: The tool is unknown; the error names `param`.
     """
     if named is not None:
-        if named in offer.tools:
-            return offer, NamedTool(named)
-        matching = [t.name for t in offer.tools.values() if t.own == named]
+        if named in tool_set.tools:
+            return tool_set, NamedTool(named)
+        matching = [t.name for t in tool_set.tools.values() if t.own == named]
         if len(matching) == 1:
-            return offer, NamedTool(matching[0])
-        if named in offer.dropped:
+            return tool_set, NamedTool(matching[0])
+        if named in tool_set.dropped:
             notes.ignore(param, f"{named} is not offered")
-            return offer, "auto"
+            return tool_set, "auto"
         raise bad_request(f"{param}: {named!r:.80} is not among the tools", param)
     if word in ("required", "any"):
-        if not offer.tools and offer.dropped:
+        if not tool_set.tools and tool_set.dropped:
             notes.ignore(param, "none of the tools is offered")
-            return offer, "auto"
-        if not offer.tools:
+            return tool_set, "auto"
+        if not tool_set.tools:
             raise bad_request(f"tool_choice: {word!r} without tools", "tool_choice")
-        return offer, "required"
+        return tool_set, "required"
     if word not in (None, "auto", "none"):
         raise bad_request(f"{param}: {word!r:.80} is none of auto, none, required", param)
-    return offer, "none" if word == "none" else "auto"
+    return tool_set, "none" if word == "none" else "auto"
 
 
 def arguments_of(text: str) -> Any:

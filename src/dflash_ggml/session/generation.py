@@ -178,7 +178,7 @@ class RequestGeneration(Generation):
         self._text[:n] = prepared.ids
         self._n_out = self._n_decoded = self._cached_n = 0
         self._reason: FinishReason | None = None
-        self._steps = self._draft_n = self._accepted_n = self._offered = 0
+        self._steps = self._draft_n = self._accepted_n = self._widest = 0
         mode = request.mode or engine.config.mode
         self._mode = mode if engine.sources else "plain"
         self._widths: dict[int, list[float]] = {}  # steps, tokens and milliseconds by drafted nodes
@@ -245,7 +245,7 @@ class RequestGeneration(Generation):
             total = self._sources.setdefault(source.name, [0, 0, 0])
             for i, n in enumerate((1, source.drafted, source.accepted)):
                 total[i] += n
-        self._offered = max(self._offered, step.n_draft)
+        self._widest = max(self._widest, step.n_draft)
         self._accepted_n += step.n_accepted
         if self._hooks.on_step is not None:
             self._hooks.on_step(step)
@@ -320,7 +320,7 @@ class RequestGeneration(Generation):
             prompt_ms=self._prompt_ms,
             predicted_ms=self._predicted_ms,
             mode=self._mode,
-            budget=0 if self._mode == "plain" else self._offered if self._mode == "chain" else budget,
+            budget=0 if self._mode == "plain" else self._widest if self._mode == "chain" else budget,
             widths=tuple(self._width_uses()),
             sources=tuple(SourceTotal(name, *counts) for name, counts in self._sources.items()),
             prompt_kept_n=None if self._sent_n == len(self.ids) else len(self.ids),
