@@ -42,7 +42,7 @@ def alone(one: Any) -> Answer:
     return Answer.of(run(Session(FakeEngine(config())), one))  # type: ignore[arg-type]
 
 
-def together(on: Session, requests: list[Any]) -> list[Any]:
+def batched(on: Session, requests: list[Any]) -> list[Any]:
     """The answers of requests, or what they raised, decoded as a batch."""
     found = submitted(on, *requests)
     while on.scheduler.is_busy:

@@ -18,7 +18,7 @@ from dflash_ggml.session.prefix_cache import common_prefix
 from dflash_ggml.session.requests import ChatRequest, GrammarSpec
 from dflash_ggml.session.session import run_chat, run_completion
 from reference.fake_engine import FakeSlot
-from reference.scheduled import alone, request, session, submitted, together
+from reference.scheduled import alone, batched, request, session, submitted
 
 ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
@@ -117,7 +117,7 @@ def test_sequences_have_a_step_between_two_slots_whose_rows_are_copied() -> None
     """Five prompts come at once for slots that hold others, beside a sequence that decodes."""
     on = session(6, n_ctx=6000)
     asked = [request(i, prompt=f"{i} " + "word " * 120, max_tokens=5) for i in range(12)]
-    together(on, asked[:6])
+    batched(on, asked[:6])
     decoding(on)
     found = submitted(on, *asked[6:11])
     most = 0
@@ -135,7 +135,7 @@ def test_the_newest_is_preempted_where_rows_run_out_and_goes_on_later() -> None:
     """Three sequences that come to need more rows than there are: all end as they would alone."""
     on = session(3, n_ctx=600)
     requests = [request(i, prompt="word " * 20, max_tokens=300, ignore_eos=True) for i in range(3)]
-    assert [answer.text for answer in together(on, requests)] == [alone(one).text for one in requests]
+    assert [answer.text for answer in batched(on, requests)] == [alone(one).text for one in requests]
     assert 0 < on.scheduler.tally.preemptions <= 4  # rows are taken before their owners come back
     on.close()
 
@@ -166,7 +166,7 @@ def test_a_sequence_may_have_the_whole_context() -> None:
     """No sequence ends for another's length."""
     on = session(2, n_ctx=256)
     requests = [request(i, max_tokens=-1, ignore_eos=True) for i in (1, 2)]
-    found = together(on, requests)
+    found = batched(on, requests)
     assert [a.finish.reason for a in found] == ["length", "length"]
     assert all(a.usage.prompt_n + a.usage.predicted_n >= 256 for a in found)
     on.close()
@@ -289,7 +289,7 @@ def test_a_common_prefix_is_prefilled_once() -> None:
     on = session(4, n_ctx=4096)
     text = "a long text about something " * 20
     requests = [request(i, prompt=text + f"question {i}?") for i in range(8)]
-    found = together(on, requests)
+    found = batched(on, requests)
     assert [a.text for a in found] == [alone(one).text for one in requests]
     assert sum(prefilled(on)) <= len(on.prepare(requests[0]).ids) + 7 * 20
     assert sum(a.begin.cached_n > 0 for a in found) == 7
@@ -303,7 +303,7 @@ def test_a_common_prefix_is_prefilled_once_on_a_slot_that_had_a_longer_sequence(
     text = "a long text about something " * 12
     requests = [request(i, prompt=text + f"question {i}?") for i in range(2)]
     del on.engine.log[:]  # type: ignore[attr-defined]
-    together(on, requests)
+    batched(on, requests)
     assert sum(prefilled(on)) <= len(on.prepare(requests[0]).ids) + 20
     on.close()
 
@@ -313,7 +313,7 @@ def test_a_common_prefix_is_kept_for_one_that_came_before_the_first_chunk() -> N
     on = session(2, n_ctx=4096, n_batch=2048)
     text = "a long text about something " * 20
     requests = [request(i, prompt=text + f"{i}: a question of its own " * 3) for i in range(2)]
-    found = together(on, requests)
+    found = batched(on, requests)
     ids = [on.prepare(one).ids for one in requests]
     assert found[1].begin.cached_n == common_prefix(*ids) > 300
     assert [answer.text for answer in found] == [alone(one).text for one in requests]
@@ -424,7 +424,7 @@ def test_an_interrupt_ends_what_was_in_work_and_leaves_usable_slots(monkeypatch:
         patch.setattr(on.engine, "step", interrupted)
         on.scheduler.iterate()
     assert all(one.error is not None for one in found)
-    assert [a.text for a in together(on, [request(i) for i in range(2)])] == [
+    assert [a.text for a in batched(on, [request(i) for i in range(2)])] == [
         alone(request(i)).text for i in range(2)
     ]
     on.close()
@@ -482,7 +482,7 @@ def test_a_grammar_is_its_request_s_own() -> None:
     pytest.importorskip("llguidance")
     on = session(3)
     digits = GrammarSpec("regex", "[0-9]{5}")
-    found = together(on, [request(0), request(1, grammar=digits), request(2)])
+    found = batched(on, [request(0), request(1, grammar=digits), request(2)])
     assert found[1].text.isdigit() and len(found[1].text) == 5
     assert found[0].text == alone(request(0)).text and found[2].text == alone(request(2)).text
     on.close()

@@ -17,7 +17,7 @@ from dflash_ggml.session.generation import Generation
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.session import Session, run_completion
 from reference.fake_engine import FakeEngine
-from reference.scheduled import GUARD_S, alone, config, read, request, session, submitted, together
+from reference.scheduled import GUARD_S, alone, batched, config, read, request, session, submitted
 
 ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
@@ -332,7 +332,7 @@ def test_a_loan_waits_until_sequences_have_had_their_time() -> None:
 
 def test_idle_slots_give_their_rows_to_an_embedding() -> None:
     on = session(2, n_ctx=600)
-    together(on, [request(i, prompt="word " * 50, max_tokens=3) for i in range(2)])
+    batched(on, [request(i, prompt="word " * 50, max_tokens=3) for i in range(2)])
     assert sum(slot.rows for slot in on.engine.slots) > 400  # type: ignore[attr-defined]
     assert embed(on, [72] * 500).tolist() == embedded([72] * 500)
     on.close()

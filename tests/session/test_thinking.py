@@ -15,7 +15,7 @@ from dflash_ggml.session.requests import ChatRequest, GrammarSpec
 from dflash_ggml.session.session import Session, run_chat
 from dflash_ggml.session.thinking import EFFORTS, effort_budget
 from reference.fake_engine import TEMPLATE, TOOL_TEMPLATE, FakeEngine, FakeSlot, byte_vocabulary
-from reference.scheduled import config, together
+from reference.scheduled import batched, config
 
 GREEDY = SamplingParams(temperature=0)
 USER = {"role": "user", "content": "hello"}
@@ -167,7 +167,7 @@ def test_batched_chats_have_budgets_of_their_own(n_ctx: int, monkeypatch: pytest
     resume = FakeSlot.resume
     monkeypatch.setattr(FakeSlot, "resume", lambda *them: resumed.append(them) or resume(*them))
     budgets = (3, None, 30)
-    found = together(session, [chat(reasoning_budget=n, ignore_eos=True) for n in budgets])
+    found = batched(session, [chat(reasoning_budget=n, ignore_eos=True) for n in budgets])
     assert bool(resumed) == (n_ctx == 150)
     for budget, one in zip(budgets, found):
         alone = answer(on(), "abcdfg" * 9, reasoning_budget=budget, ignore_eos=True)

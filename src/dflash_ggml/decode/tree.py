@@ -23,7 +23,7 @@ CHAIN_SEED: int = lib.CHAIN_SEED
 SPINE: int = lib.SPINE
 DRAFT, LOOKUP = 1, 2  # bits of `Tree.sources`
 _FLOATS = ffi.typeof("float *")
-_ROOM = 4096  # nodes that there are arrays for at first
+_INITIAL_NODES = 4096  # arrays of a tree are for as many at first, and enlarged as needed
 
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes some
@@ -36,7 +36,7 @@ class Tree:
         sources: uint8 [width], which sources proposed each node, bits DRAFT and LOOKUP, 0 at the root; None: one source
             made all of it.
         evidence: What the probabilities of a merged tree rest on.
-        native: Where C finds parents, depths and log_probs of a tree that it has grown.
+        native: Pointers to parents, depths and log_probs, for a tree that C has grown.
     """
 
     tokens: NDArray[np.int32]
@@ -67,7 +67,7 @@ class Tree:
         return _with_native(Tree(*parts, sources, self.evidence), self.native)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Of a copy, which C finds elsewhere."""
+        """Copy and pickle without `native`, whose pointers are to this tree's arrays."""
         return Tree, (self.tokens, self.parents, self.depths, self.log_probs, self.sources, self.evidence)
 
     def arrays(self) -> tuple[Any, Any, Any]:
@@ -139,8 +139,8 @@ def grow(root: int, candidates: Candidates | Merged, budget: int, order: int) ->
     """
     if budget < 0:
         raise ValueError(f"budget must not be negative, got {budget}")
-    # a tree of a smaller budget is the beginning of one of a larger: arrays are for what comes of it, not for all that may
-    room = min(budget, _ROOM)
+    # a tree of a smaller budget is the beginning of one of a larger, so arrays can grow with the tree
+    room = min(budget, _INITIAL_NODES)
     while (tree := _grown(root, candidates, room, order)).n_nodes == room < budget:
         room = min(budget, 4 * room)
     return tree

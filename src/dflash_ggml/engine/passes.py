@@ -497,11 +497,11 @@ class TargetPasses:
         for (prefix, cache), ring in zip(self.state.caches if moved else (), (None, *self.state.rings)):
             moves: list[tuple[int, int]] = []
             for sequence, path in zip(forest.sequences, paths):
-                lie = sequence.rows(max(path) + 1) if path else range(0)
+                full = sequence.rows(max(path) + 1) if path else range(0)
                 rows = (
-                    lie
+                    full
                     if ring is None
-                    else ring.rows(sequence.state_index, sequence.n_tokens, len(lie)).tolist()
+                    else ring.rows(sequence.state_index, sequence.n_tokens, len(full)).tolist()
                 )
                 moves += [(rows[node], rows[at]) for at, node in enumerate(path) if node != at]
             moves += moves[:1] * (moved - len(moves))  # surplus entries repeat a move

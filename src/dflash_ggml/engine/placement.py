@@ -143,9 +143,9 @@ def _check_kinds(infos: Sequence[DeviceInfo]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The side on which each part of the models lies, by number.
+    """The side of each part of the models, by number.
 
-    The embedding lies with the first layer, the output matrix with the last.
+    The embedding is on the side of the first layer, the output matrix on that of the last.
 
     Attributes:
         layers: Side of each of the target's layers; empty if everything is on the first side.

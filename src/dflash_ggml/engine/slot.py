@@ -409,7 +409,7 @@ class Slot:
             kv.writes(written)
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Context for passes; closing the engine waits for them."""
+        """Run work that may run passes on the device; closing the engine waits for it."""
         with self.engine.passing:
             self._check_usable()
             before, self.engine.in_pass = self.engine.in_pass, True
@@ -620,7 +620,7 @@ class Slot:
         sequence = self.sequence
         *tokens, pending = sequence.tokens
         kept = sequence.history, sequence.sampler, sequence.undraftable, sequence.statistics, sequence.notes
-        sequence.history = []  # its list goes on
+        sequence.history = []  # the kept list is restored below
         try:
             self._reset()
             self._prefill(tokens)
