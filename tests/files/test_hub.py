@@ -224,7 +224,7 @@ def test_draft_from_a_mixed_repository(hub: Hub) -> None:
 
 
 def test_a_data_set(hub: Hub) -> None:
-    hub.quieten()
+    hub.silence_retries()
     assert hub.fetch("maker/set", "data/test.jsonl", kind="dataset").read_bytes() == b"{}"
     with pytest.raises(HubError, match="maker/set is not on the hub"):
         hub.fetch("maker/set", "data/test.jsonl")

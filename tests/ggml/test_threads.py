@@ -14,9 +14,9 @@ from dflash_ggml.ggml import device as device_module
 from dflash_ggml.ggml.device import F32, Device
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
-from dflash_ggml.ggml.threads import CROWDED, PATIENCE, WINDOW, Pool, ThreadCount, tasks, waited
+from dflash_ggml.ggml.threads import RETRY_AFTER_S, SHARED_FROM, WINDOW, Pool, ThreadCount, tasks, waited
 
-QUIET, SHARED = CROWDED / 2, 2 * CROWDED  # seconds of waiting per second
+QUIET, SHARED = SHARED_FROM / 2, 2 * SHARED_FROM  # seconds of waiting per second
 
 
 def run(count: ThreadCount, seconds: float, share: float) -> list[int]:
@@ -44,7 +44,7 @@ def test_who_takes_one_of_many_cores_takes_one_thread() -> None:
     for _ in range(5):
         run(count, WINDOW, SHARED)
         seen.append(count.now)
-        run(count, PATIENCE[0] - WINDOW, QUIET)
+        run(count, RETRY_AFTER_S[0] - WINDOW, QUIET)
     assert seen == [15, 14, 13, 12, 11]
 
 
@@ -56,7 +56,7 @@ def test_a_long_pass_is_judged_by_its_share() -> None:
 def test_threads_come_back_when_the_others_are_gone() -> None:
     count = ThreadCount(4)
     run(count, 1, SHARED)
-    assert run(count, 3.5 * PATIENCE[0], 0) == [1, 2, 3, 4]
+    assert run(count, 3.5 * RETRY_AFTER_S[0], 0) == [1, 2, 3, 4]
 
 
 def test_failed_tries_become_rare() -> None:
@@ -68,7 +68,7 @@ def test_failed_tries_become_rare() -> None:
         if count.judge(WINDOW, WINDOW * (SHARED if before > 2 else 0)) == 3 and before == 2:
             tries.append(seconds)
     gaps = np.diff(tries)
-    assert count.now in (2, 3) and gaps[0] < 3 and gaps[-1] == pytest.approx(PATIENCE[1], rel=0.1)
+    assert count.now in (2, 3) and gaps[0] < 3 and gaps[-1] == pytest.approx(RETRY_AFTER_S[1], rel=0.1)
     assert all(later >= sooner - WINDOW for sooner, later in pairwise(gaps))
     assert len(tries) < 16
 
@@ -112,7 +112,7 @@ def test_the_pool_follows_and_the_result_stays(monkeypatch: pytest.MonkeyPatch) 
     """Crowded: 3, 2, 1 threads, then back; each computes the same bits."""
     clock, share = 0.0, 0.0
     monkeypatch.setattr(device_module, "WINDOW", 0.0)
-    monkeypatch.setattr("dflash_ggml.ggml.threads.PATIENCE", (0.0, 0.0))
+    monkeypatch.setattr("dflash_ggml.ggml.threads.RETRY_AFTER_S", (0.0, 0.0))
 
     def waiting() -> float:
         nonlocal clock

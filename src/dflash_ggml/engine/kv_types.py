@@ -59,12 +59,12 @@ def _pair(
     config: EngineConfig, k: str, v: str, head_dims: Collection[int], draft_head_dims: Collection[int]
 ) -> KvTypes:
     """Target and draft with `k` and `v` for "auto"; a draft without its own takes the target's."""
-    target = KvType.named(_or(config.type_k, k), _or(config.type_v, v))
+    target = KvType.named(_or_default(config.type_k, k), _or_default(config.type_v, v))
     for d in head_dims:
         target.check(d, "target")
     draft = KvType.named(
         *(
-            _or(own, _or(of_target, default))
+            _or_default(own, _or_default(of_target, default))
             for own, of_target, default in (
                 (config.draft_type_k, config.type_k, k),
                 (config.draft_type_v, config.type_v, v),
@@ -76,5 +76,5 @@ def _pair(
     return KvTypes(target, draft)
 
 
-def _or(asked: str, default: str) -> str:
+def _or_default(asked: str, default: str) -> str:
     return default if asked == "auto" else asked

@@ -172,7 +172,7 @@ class Hub:
         self._cache = cache_dir
         self._endpoint = endpoint
 
-    def quieten(self) -> None:
+    def silence_retries(self) -> None:
         """Silence the library's retry messages; its last error is reported."""
         self._lib.utils.logging.set_verbosity_error()
 

@@ -162,7 +162,7 @@ def _keep(model: NamedModel, streams: Iterable[IO[bytes]], path: Path) -> Path:
 def _from_hub(model: NamedModel) -> Iterator[list[IO[bytes]]]:
     """From the hub, through huggingface_hub, with its progress bar."""
     hub = Hub()
-    hub.quieten()
+    hub.silence_retries()
     hub.files(model.repo)  # a single request first: a fetch retries for 24 s if the hub is unreachable
     with open(hub.fetch(model.repo, model.file), "rb") as file:
         yield [file]

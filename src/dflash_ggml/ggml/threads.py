@@ -18,9 +18,9 @@ from .bindings import ffi, lib
 
 WINDOW = 0.1  # seconds of computing per decision
 IDLE = 0.5  # seconds without computing after which a measurement is discarded
-CROWDED = 0.2  # total waiting seconds per second from which the cores count as shared
+SHARED_FROM = 0.2  # total waiting seconds per second from which the cores count as shared
 # seconds of computing without waiting before one more thread is tried; longer after failures
-PATIENCE = 1.0, 30.0
+RETRY_AFTER_S = 1.0, 30.0
 _TASKS = "/proc/self/task"
 _POLL = 2  # polling for the next graph before sleeping, in 131,072 pauses: about 10 ms on a Xeon; ggml's default: 50
 
@@ -50,8 +50,8 @@ class ThreadCount:
 
     def __init__(self, most: int) -> None:
         self.most = self.now = most
-        self._calm = 0.0
-        self._patience = PATIENCE[0]
+        self._unshared_s = 0.0
+        self._wait_s = RETRY_AFTER_S[0]
         self._trying = False
         self._step = 1
 
@@ -62,19 +62,19 @@ class ThreadCount:
         one more after a time without waiting, which grows after failures.
         """
         trying, self._trying = self._trying, False
-        if waited > CROWDED * seconds:
+        if waited > SHARED_FROM * seconds:
             if trying:
-                self._patience = min(2 * self._patience, PATIENCE[1])
+                self._wait_s = min(2 * self._wait_s, RETRY_AFTER_S[1])
             self.now = max(1, self.now - min(self._step, max(1, self.now // 4)))
             self._step *= 2
-            self._calm = 0.0
+            self._unshared_s = 0.0
             return self.now
         self._step = 1
         if trying:
-            self._patience = PATIENCE[0]
-        self._calm += seconds
-        if self.now < self.most and self._calm >= self._patience:
-            self.now, self._calm, self._trying = self.now + 1, 0.0, True
+            self._wait_s = RETRY_AFTER_S[0]
+        self._unshared_s += seconds
+        if self.now < self.most and self._unshared_s >= self._wait_s:
+            self.now, self._unshared_s, self._trying = self.now + 1, 0.0, True
         return self.now
 
 

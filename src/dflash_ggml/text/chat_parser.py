@@ -68,7 +68,7 @@ class ChatParser:
         self._buf = ""
         self._space = ""
         self._looked = 0
-        self._spoke = False
+        self._has_text = False
         self._emitted_any = reasoning == "begun"
         self._trim = False
         self._passed = 0
@@ -224,7 +224,7 @@ class ChatParser:
 
     @property
     def _markers(self) -> tuple[str, ...]:
-        think = (self._form.think,) if self._split and not self._spoke else ()
+        think = (self._form.think,) if self._split and not self._has_text else ()
         call = (self._form.call,) if self._schemas is not None else ()
         return think + call + ((FUNCTION,) if self._bare else ())
 
@@ -232,11 +232,11 @@ class ChatParser:
         """The first possible markup in the buffer: a tag, or an object at the start of the answer."""
         found = [(at, marker) for marker in self._markers if (at := self._buf.find(marker)) >= 0]
         blank = after_blanks(self._buf, 0)
-        if self._bare and not self._spoke and self._buf.startswith("{", blank):
+        if self._bare and not self._has_text and self._buf.startswith("{", blank):
             found.append((blank, "{"))
         first = min(found, default=None)
         if first is not None and first[1] == self._form.think and self._buf[: first[0]].strip():
-            self._spoke = True  # counts only at the start of the answer
+            self._has_text = True  # counts only at the start of the answer
             return self._find_marker()
         return first
 
@@ -277,7 +277,7 @@ class ChatParser:
         if not text:
             return
         self._passed += len(text)
-        self._spoke = self._spoke or bool(text.strip())
+        self._has_text = self._has_text or bool(text.strip())
         if self._stops is None:
             self._say(text, events)
             return

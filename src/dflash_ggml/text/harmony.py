@@ -183,7 +183,7 @@ class HarmonyParser(ChatParser):
             self._space = "\n\n" if self._emitted_any else ""
         else:
             self._is_shown = is_analysis
-            between = "\n\n" if self._spoke else ""
+            between = "\n\n" if self._has_text else ""
             self._pass(between + (_ANALYSIS if is_analysis else ""), events)
 
     def _close(self, events: list[Delta]) -> None:

@@ -109,7 +109,7 @@ def weight_of(value: Any, depth: int = 0) -> int:
     return n
 
 
-def looked_through(value: Any) -> Any:
+def count_scanned(value: Any) -> Any:
     """The value, counted as scanned."""
     spend(weight_of(value) // PIECE)
     return value
@@ -161,7 +161,7 @@ def concat(pieces: Iterable[str]) -> str:
 
 def joined(values: tuple[Any, ...]) -> str:
     """The concatenated texts of values."""
-    return concat([value if type(value) is str else str(looked_through(value)) for value in values])
+    return concat([value if type(value) is str else str(count_scanned(value)) for value in values])
 
 
 def size(value: Any) -> int:

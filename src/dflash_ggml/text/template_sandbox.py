@@ -207,7 +207,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 @jinja2.pass_context
 def _finalize(context: Any, value: Any) -> str:
     """The text of an output expression."""
-    text = value if isinstance(value, str) else str(meter.looked_through(value))
+    text = value if isinstance(value, str) else str(meter.count_scanned(value))
     spend(1 + len(text) // PIECE)
     return text
 
@@ -232,7 +232,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     ask_made = staticmethod(made)
     ask_joined = staticmethod(meter.joined)
     ask_part = staticmethod(meter.part_of)
-    ask_weigh = staticmethod(meter.looked_through)
+    ask_weigh = staticmethod(meter.count_scanned)
 
     def __init__(self) -> None:
         super().__init__(
@@ -290,7 +290,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif isinstance(owner, _OWNERS) and name not in _METHODS:
             raise jinja2.sandbox.SecurityError(f"{name!r} of {type(owner).__name__!r} is not safely callable")
         for value in (*args, *kwargs.values(), *([owner] if name in ("count", "index", "copy") else [])):
-            meter.looked_through(value)
+            meter.count_scanned(value)
         result = super().call(__context, __obj, *args, **kwargs)
         return result if isinstance(result, meter.VIEWS) else made(result)
 

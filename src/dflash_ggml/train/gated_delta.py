@@ -108,7 +108,7 @@ def _unit(x: Tensor) -> Tensor:
 _OURS = {"chunk_gated_delta_rule": chunked, "recurrent_gated_delta_rule": one_by_one}
 
 
-def hasten(model: torch.nn.Module) -> int:
+def use_chunked_delta_nets(model: torch.nn.Module) -> int:
     """Let delta-net layers use the functions above instead of transformers' loops. Returns the number of layers changed."""
     layers = [layer for layer in model.modules() if "GatedDeltaNet" in type(layer).__name__]
     found = 0

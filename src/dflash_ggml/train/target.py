@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import ConfigError, ModelFileError
 from .block_net import Tables
 from .corpus import Rows
-from .gated_delta import hasten
+from .gated_delta import use_chunked_delta_nets
 from .recipe import TargetSizes
 
 Report = Callable[[str], None]
@@ -53,7 +53,7 @@ class TargetModel:
         self.decoder: Any = getattr(decoder, "language_model", decoder)
         if not hasattr(self.decoder, "layers") or not hasattr(self.decoder, "norm"):
             raise ModelFileError(f"{path}: a {type(self.model).__name__} has no list of layers to tap")
-        hasten(self.model)
+        use_chunked_delta_nets(self.model)
         self.sizes = _sizes(self.model.config, path)
         head = self.model.get_output_embeddings().weight
         self.tables = Tables(self.model.get_input_embeddings().weight, head)

@@ -147,7 +147,7 @@ def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Gra
     for i in range(p.n_layers):
         name = f"blk.{i}."
         y = g.rms_norm(x, p.rms_eps, w[name + "attn_norm.weight"])
-        around = Convolution(g, w, p.selector, name + "attn", y, zeros) if p.selector else _untouched
+        around = Convolution(g, w, p.selector, name + "attn", y, zeros) if p.selector else _identity
         y = around(y, 0)
         q, k, v = (g.expand(g.mul_mat(w[f"{name}attn_{x}.weight"], y)) for x in "qkv")
         q = g.rms_norm(g.reshape(q, d, heads, n), p.rms_eps, w[name + "attn_q_norm.weight"])
@@ -161,7 +161,7 @@ def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Gra
             o = g.mul(g.reshape(o, d, heads, n), g.reshape(gate, 1, heads, n))
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, n)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
-        around = Convolution(g, w, p.selector, name + "ffn", y, zeros) if p.selector else _untouched
+        around = Convolution(g, w, p.selector, name + "ffn", y, zeros) if p.selector else _identity
         y = around(y, 0)
         y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
         x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
@@ -203,6 +203,6 @@ def _rope(g: Graph, p: DraftParams, x, positions):
     return g.rope(x, positions, p.n_rot or p.head_dim, p.rope_theta, p.yarn)
 
 
-def _untouched(x, side: int):
+def _identity(x, side: int):
     """Identity, for drafts without convolutions."""
     return x

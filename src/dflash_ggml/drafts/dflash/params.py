@@ -133,7 +133,7 @@ def window_note(target_name: str, draft_name: str, title: str, p: DraftParams) -
     )
 
 
-def misfits(target: Target, draft: DraftParams) -> list[str]:
+def mismatches(target: Target, draft: DraftParams) -> list[str]:
     """All reasons why a draft cannot serve a target; none for a pair that works."""
     found = []
     if draft.n_embd != target.n_embd:
@@ -149,7 +149,7 @@ def misfits(target: Target, draft: DraftParams) -> list[str]:
 
 def check_pair(target: Target, draft: DraftParams, target_name: str, draft_name: str) -> list[str]:
     """Warnings for a pair that may work badly; `ModelFileError`, naming both files and all reasons, if it cannot work."""
-    if wrong := misfits(target, draft):
+    if wrong := mismatches(target, draft):
         raise ModelFileError(
             f"{draft_name} does not fit {target_name}: {'; '.join(wrong)}; use the draft made for it"
         )
