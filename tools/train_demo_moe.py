@@ -25,7 +25,7 @@ from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as classes
 
 from dflash_ggml.train.corpus import document_rows, read_texts
-from dflash_ggml.train.gated_delta import hasten
+from dflash_ggml.train.gated_delta import use_chunked_delta_nets
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -191,7 +191,7 @@ def main() -> None:
     held = torch.from_numpy(rows.ids[order[:64]].astype(np.int64)).to(device)
     learnt = torch.from_numpy(rows.ids[order[64:]]).to(device)
     model = make_model(args, sizes).to(device)
-    hasten(model)
+    use_chunked_delta_nets(model)
     routes = Routes(model)
     counts = {"random": count(model, routes, held[: args.counted, :-1], args.used)}
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters", flush=True)
