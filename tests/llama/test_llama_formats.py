@@ -9,7 +9,6 @@ import pytest
 
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.llama import chat_from_text
-from dflash_ggml.llama.chat_formats import FUNCTION_NAMES, formatted
 from dflash_ggml.llama.chat_handlers import (
     VISION,
     LlamaChatCompletionHandlerNotFoundException,
@@ -19,9 +18,11 @@ from dflash_ggml.llama.chat_handlers import (
     register_chat_format,
 )
 from dflash_ggml.llama.formatter import (
+    FUNCTION_NAMES,
     ChatFormatterResponse,
     Jinja2ChatFormatter,
     chat_formatter_to_chat_completion_handler,
+    formatted,
     hf_tokenizer_config_to_chat_completion_handler,
     hf_tokenizer_config_to_chat_formatter,
 )

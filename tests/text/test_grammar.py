@@ -16,9 +16,8 @@ from reference.fake_engine import byte_vocabulary
 pytest.importorskip("llguidance")
 
 from dflash_ggml.errors import ConfigError, DflashError
-from dflash_ggml.text.grammar import GrammarCompiler, GrammarProcessor, LlamaGrammar
+from dflash_ggml.text.grammar import GrammarCompiler, GrammarProcessor, LlamaGrammar, json_options
 from dflash_ggml.text.grammar_spec import GrammarSpec, json_schema_spec, response_format_spec
-from dflash_ggml.text.json_options import json_options
 from dflash_ggml.text.tool_grammar import (
     forced_call_grammar,
     inner_call_grammar,

@@ -22,8 +22,7 @@ from dflash_ggml.text.deltas import ToolCallArgs, ToolCallBegin
 from dflash_ggml.text.grammar import GrammarCompiler
 from dflash_ggml.text.grammar_spec import json_schema_spec
 from dflash_ggml.text.schema_fault import find_fault
-from dflash_ggml.text.schema_patterns import is_regex
-from dflash_ggml.text.schema_reading import SchemaReader
+from dflash_ggml.text.schema_reading import SchemaReader, is_regex
 from dflash_ggml.text.tool_grammar import forced_call_grammar, inner_call_grammar
 from dflash_ggml.text.tool_schema import ToolSchema
 from dflash_ggml.text.tools import check_tools

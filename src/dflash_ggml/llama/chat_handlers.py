@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from ..errors import ConfigError
 from ..text.chat_formats import CHATML, FORMATS
-from .formatter import ChatFormatter, chat_formatter_to_chat_completion_handler
-from .template_handler import TemplateHandler
+from .formatter import ChatFormatter, TemplateHandler, chat_formatter_to_chat_completion_handler
 
 # llama-cpp-python's handlers of vision models
 VISION_HANDLERS = """Llava15 Llava16 MTMD Gemma4 Obsidian Moondream NanoLlava Llama3VisionAlpha MiniCPMv26

@@ -16,7 +16,6 @@ from ..text import grammar
 from ..text.chat_formats import FORMATS
 from . import cache as llama_cache
 from . import (
-    chat_formats,
     chat_from_text,
     chat_handlers,
     formatter,
@@ -80,7 +79,7 @@ _CHAT = {
     ),
     **chat_from_text.NAMES,
     **chat_handlers.VISION,
-    **chat_formats.FUNCTION_NAMES,
+    **formatter.FUNCTION_NAMES,
     "LlamaChatCompletionHandler": chat_handlers.ChatHandler,
     **{name: chat_handlers.get_chat_completion_handler(form) for name, form in _HANDLERS.items()},
     **{f"{name}_CHAT_TEMPLATE": FORMATS[form].template for name, form in _TEMPLATES.items()},

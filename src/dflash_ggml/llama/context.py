@@ -15,7 +15,7 @@ from ..decode.sampling import Sampler
 from ..errors import ConfigError, DeviceError
 from ..session.generation import Generation
 from ..session.prefix_cache import common_prefix
-from ..session.row_keeper import RowKeeper
+from ..session.processors import RowKeeper
 from ..session.session import Session
 from ..session.slots import CachedSlot
 from .handles import handle_for

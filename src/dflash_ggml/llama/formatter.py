@@ -1,6 +1,7 @@
 """llama-cpp-python's chat formatters, and chat handlers made of them.
 
-A formatter converts messages to a prompt and stop strings; a handler answers with that prompt.
+A formatter converts messages to a prompt and stop strings; a handler answers with that prompt. `FUNCTION_NAMES`: the chat formats
+as functions of `llama_cpp.llama_chat_format` (format_llama2, format_chatml, ...).
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol
 
 from ..errors import ConfigError
+from ..text.chat_formats import FORMATS, ChatFormat
 from ..text.template import ChatTemplate, content_text
 from .state import StoppingCriteriaList
-from .template_handler import TemplateHandler, listed
 from .tokenizer import auto_tokenizer
 
 P = ParamSpec("P")
@@ -211,3 +212,56 @@ def _handler_maker(make: Callable[P, ChatFormatter]) -> Callable[P, Callable[...
 
 hf_tokenizer_config_to_chat_completion_handler = _handler_maker(hf_tokenizer_config_to_chat_formatter)
 hf_autotokenizer_to_chat_completion_handler = _handler_maker(hf_autotokenizer_to_chat_formatter)
+
+
+class TemplateHandler:
+    """A chat handler that answers with one template.
+
+    Args:
+        template: Source text of the template.
+        stop: Strings that end an answer.
+        variables: Variables that the template sees.
+    """
+
+    only_prompts = True  # what `_chat` gives is passed on as it is
+
+    def __init__(
+        self, template: str, stop: Sequence[str] = (), variables: Mapping[str, Any] | None = None
+    ) -> None:
+        self.template = template
+        self.stop = tuple(stop)
+        self.variables = dict(variables or {})
+
+    def __call__(self, *, llama: Any, messages: Any, **kwargs: Any) -> Any:
+        if self.stop:
+            kwargs["stop"] = [*listed(kwargs.get("stop")), *self.stop]
+        if self.variables:
+            given = kwargs.get("chat_template_kwargs") or {}
+            kwargs["chat_template_kwargs"] = {**self.variables, **given}
+        return llama._chat(self.template, messages, **kwargs)
+
+
+def listed(stop: str | Sequence[str] | None) -> list[str]:
+    """Stop strings as a list."""
+    return [stop] if isinstance(stop, str) else list(stop or ())
+
+
+def formatted(
+    chat_format: ChatFormat, messages: Sequence[Mapping[str, Any]], **_: Any
+) -> ChatFormatterResponse:
+    """The prompt of a conversation, and the strings that end its answer.
+
+    Raises:
+        ConfigError: `messages` is not a list of messages.
+    """
+    prompt = ChatTemplate(chat_format.template).render(plain_rows(messages))
+    return ChatFormatterResponse(prompt, stop=list(chat_format.stop) or None)
+
+
+FUNCTION_NAMES = {
+    "format_"
+    + {"llama-2": "llama2", "llama-3": "llama3", "baichuan-2": "baichuan2"}.get(
+        name, name.replace("-", "_")
+    ): partial(formatted, chat_format)
+    for name, chat_format in FORMATS.items()
+} | {"format": partial(formatted, FORMATS["vicuna"])}

@@ -22,8 +22,8 @@ from ..decode.sampling import Sampler, log_softmax
 from ..errors import ConfigError
 from ..files.named import model_path as find_model
 from ..session.prefix_cache import common_prefix
+from ..session.processors import RowKeeper
 from ..session.requests import NamedTool
-from ..session.row_keeper import RowKeeper
 from ..session.session import Session
 from ..text.grammar import LlamaGrammar
 from ..text.tools import check_tools
@@ -34,6 +34,7 @@ from .chat_handlers import ChatHandler, get_chat_completion_handler
 from .completion import Heading, completion_body, completion_chunks
 from .context import LlamaContext
 from .embedding import vectors
+from .formatter import TemplateHandler
 from .keywords import RECOMMENDABLE, arguments, for_handler, sampling_of, settled, takes
 from .lenient import warn, whole
 from .merged import merged
@@ -52,7 +53,6 @@ from .requests import (
 )
 from .runs import Batch, all_of, events_of, is_one
 from .state import LlamaState, LogitsProcessorList, StoppingCriteriaList
-from .template_handler import TemplateHandler
 from .tokenizer import LlamaTokenizer
 
 if TYPE_CHECKING:

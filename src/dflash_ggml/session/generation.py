@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..decode.sampling import Processor, Sampler
-from .end_ban import EndBan
 from .events import (
     Begin,
     Finish,
@@ -27,8 +26,8 @@ from .events import (
 )
 from .hooks import Hooks
 from .logprobs import token_logprob
+from .processors import EndBan, RowKeeper
 from .prompts import Prepared
-from .row_keeper import RowKeeper
 from .sinks import ChatSink, TextSink
 from .slots import CachedSlot, Logits
 

@@ -10,13 +10,27 @@ Schemas that apply to the same value (a schema, the members of its `allOf`, the 
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
-from .schema_facts import Facts, facts_of
-from .schema_reading import BOUNDS, FORMATS, LOWER, UNIONS, UPPER, SchemaReader, first_number, is_number
+from .grammar_spec import dump_schema
+from .schema_reading import (
+    BOUNDS,
+    FORMATS,
+    LOWER,
+    NUMBER,
+    UNIONS,
+    UPPER,
+    SchemaReader,
+    first_number,
+    is_number,
+    without_point,
+)
 from .schema_size import SchemaSize
 
 WHOLE = 9_999_999_999_999_998  # the largest double of 16 digits: the default bound
@@ -31,6 +45,74 @@ MOST_ITEMS = 4096  # cap of `maxItems`: the compiler expands every item
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(2019-09|2020-12))/schema#?")
 _SINGLE = ("items", "additionalItems")
 _LISTS = ("prefixItems", "items", "additionalItems")
+_JSON = re.compile(r"%json\s*(?=[{\[tfn\"\d-])")  # a schema in a Lark grammar
+_OPTIONS = "x-guidance"  # the compiler's own key in a schema
+MOST_PATTERNS = 3  # for one string: the compiler multiplies their automata, which can take minutes
+
+
+@dataclass(slots=True)
+class Facts:
+    """Combined requirements of all schemas that apply to one value."""
+
+    # declared names with their schemas, without branches
+    names: dict[str, list[Any]] = field(default_factory=dict)
+    elsewhere: set[str] = field(default_factory=set)  # names declared by branches
+    patterns: list[str] = field(default_factory=list)
+    declares: bool = False  # whether there are `properties`
+    opened: bool = False  # whether `additionalProperties` allows others
+    literal: bool = False  # const or enum
+    whole: bool = False  # integers only
+    items: bool = False
+    bounds: set[str] = field(default_factory=set)
+    met: int = 0  # patterns and formats
+    multiple: int = 1  # common multiple of all `multipleOf`, without decimal points
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Names with more than one schema."""
+        return frozenset(name for name, subs in self.names.items() if len(subs) > 1)
+
+
+def facts_of(schema: Any, reader: SchemaReader, size: SchemaSize) -> Facts:
+    """Facts of a schema and all others that apply to the same value.
+
+    Raises:
+        ConfigError: A limit is exceeded.
+    """
+    facts = Facts()
+    for i, (keywords, branch) in enumerate(reader.in_place(schema)):
+        size.count(int(i > 0), 0)  # the schema itself is counted elsewhere
+        bound = reader.bound(keywords)
+        if isinstance(bound, dict):
+            _add(facts, bound, branch)
+    return facts
+
+
+def _add(facts: Facts, keywords: dict[str, Any], branch: bool) -> None:
+    if isinstance(keywords.get("properties"), Mapping):
+        facts.declares = True
+        for name, sub in keywords["properties"].items():
+            facts.names.setdefault(name, []).extend([] if branch else [sub])
+            facts.elsewhere |= {name} if branch else set()
+    for name in keywords.get("required", ()) if isinstance(keywords.get("required"), list) else ():
+        facts.names.setdefault(str(name), [])
+    if isinstance(keywords.get("patternProperties"), Mapping):
+        facts.patterns += keywords["patternProperties"]
+    others = keywords.get("unevaluatedProperties")
+    facts.opened |= keywords.get("additionalProperties", False) is not False or others is True
+    facts.declares |= others is False
+    facts.literal |= ("const" in keywords or "enum" in keywords) and not branch
+    facts.whole |= keywords.get("type") == "integer" and not branch
+    facts.items |= "items" in keywords
+    facts.bounds |= keywords.keys() & set(NUMBER)
+    facts.met += 0 if branch else ("pattern" in keywords) + ("format" in keywords)
+    if facts.met > MOST_PATTERNS:
+        raise ConfigError(f"json schema: more than {MOST_PATTERNS} patterns and formats for one string")
+    step = keywords.get("multipleOf")
+    if is_number(step) and step:
+        scaled = abs(step) if isinstance(step, int) else without_point(step)
+        facts.multiple = math.lcm(facts.multiple, scaled)
+        SchemaSize.check_steps(facts.multiple)
 
 
 def bounded_schema(schema: Any, root: Mapping[str, Any] | None = None) -> dict[str, Any] | bool:
@@ -261,3 +343,28 @@ class _Bounder:
             self._names[key] = f"{len(self._names)}"
             self._todo.append((self._names[key], target, mode))
         return {"$ref": f"#/$defs/{self._names[key]}"}
+
+
+def bounded_lark(text: str, options: Mapping[str, Any]) -> str:
+    """A Lark grammar with each `%json {...}` in it replaced by its narrowed schema.
+
+    Args:
+        text: The grammar. From a schema that is not JSON on it stays unchanged; the compiler reports the location.
+        options: The grammar compiler's options (`x-guidance`) for every schema without its own.
+
+    Raises:
+        ConfigError: As `bounded_schema` does.
+    """
+    pieces, at = [], 0
+    while (found := _JSON.search(text, at)) is not None:
+        try:
+            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            break  # the compiler reports the location
+        own = schema.get(_OPTIONS, options) if isinstance(schema, dict) else options
+        made = bounded_schema(schema)
+        if isinstance(made, bool):
+            made = {} if made else {"anyOf": []}
+        pieces += [text[at : found.end()], dump_schema({**made, _OPTIONS: own})]
+        at = end
+    return "".join([*pieces, text[at:]])

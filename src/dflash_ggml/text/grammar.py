@@ -11,6 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DflashError
-from .bounded_lark import bounded_lark
-from .bounded_schema import bounded_schema
+from .bounded_schema import bounded_lark, bounded_schema
 from .grammar_limits import check_text
 from .grammar_spec import GrammarSpec, dump_schema, json_schema_spec, load_schema
-from .json_options import json_options
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from .tokenizer import Tokenizer
 
-JSON_OPTIONS = json_options()
 # Limits of the compiler and the parser: a tenth of a second to compile, some tens of milliseconds for a mask.
 PARSER_LIMITS = {
     "initial_lexer_fuel": 5_000_000,
@@ -42,6 +40,23 @@ PARSER_LIMITS = {
 }
 _LIMIT = re.compile(r"too many|max is|limit|fuel", re.IGNORECASE)
 COMPILED = 16  # compiled grammars to cache; chats repeat theirs
+
+
+def json_options() -> dict[str, Any]:
+    """llguidance's options for JSON: white space between tokens is a space, or a line break with its indent, so that it must end.
+
+    Versions before 1.8 ignore such a pattern: with them no white space is allowed.
+    """
+    try:
+        version = [int(part) for part in re.findall(r"\d+", metadata.version("llguidance"))]
+    except metadata.PackageNotFoundError:
+        version = [1, 8]
+    if version[:2] < [1, 8]:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": r" |\n( {0,12}|\t{0,6})"}
+
+
+JSON_OPTIONS = json_options()
 
 
 class LlamaGrammar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import ConfigError
-from .schema_patterns import is_regex
 
 # Keywords that constrain a value, by the type they apply to. Others are annotations and dropped.
 _OBJECT = (
@@ -518,3 +518,29 @@ def without_point(number: float) -> int:
 def first_number(schema: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
     """The first numeric value among these keywords."""
     return next((schema[key] for key in keys if is_number(schema.get(key))), None)
+
+
+# escapes, classes, look-around, counts and what else has such brackets; within a class escapes and brackets
+_REGEX_PARTS = re.compile(
+    r"\\(?:[pPxuU]\{[^}]{0,40}\}|.)|\[\^?(?:\\.|[^]\\])*(?:\]|\Z)?|\(\?<?[=!]|\{\d+(?:,\d*)?\}|\{", re.DOTALL
+)
+_CLASS_PARTS = re.compile(r"\\.|\[(?!:)", re.DOTALL)
+_ESCAPES = "dDwWsSpPxuUaftnrv"
+
+
+def is_regex(pattern: Any) -> bool:
+    """Whether the grammar compiler supports a pattern: not look-around, back references, ...
+
+    Some invalid patterns give False too; the compiler refuses the others.
+    """
+    return isinstance(pattern, str) and all(map(_has_words, _REGEX_PARTS.findall(pattern)))
+
+
+def _has_words(part: str) -> bool:
+    """Whether the compiler supports one of _REGEX_PARTS."""
+    if part[0] == "\\":
+        return part[1] in _ESCAPES or not (part[1].isalnum() or part[1] in "<>")
+    if part[0] == "[":  # ECMA's empty classes, and brackets in classes, have another meaning there
+        inner = part[1:-1].removeprefix("^")
+        return part[-1] == "]" and bool(inner) and all(map(_has_words, _CLASS_PARTS.findall(inner)))
+    return part[0] == "{" and len(part) > 1

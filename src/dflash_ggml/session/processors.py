@@ -1,4 +1,4 @@
-"""A token mask that keeps an answer from ending."""
+"""Logits processors of a generation's own: one keeps an answer from ending, one keeps the raw logits of an emitted token."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ class EndBan:
 
     def _binds(self, history: NDArray[np.int32]) -> bool:
         return self._until is None or len(history) < self._until
+
+
+class RowKeeper:
+    """A logits processor that changes nothing and keeps a copy of the row it saw. It must come first."""
+
+    def __init__(self) -> None:
+        self.row: NDArray[np.float32] | None = None
+
+    def __call__(self, history: NDArray[np.int32], scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.row = scores.copy()
+        return scores
