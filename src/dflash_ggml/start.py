@@ -45,7 +45,7 @@ def convert() -> int:
 
 def train() -> int:
     """`dflash-train`."""
-    return start("cli.train", "dflash-train")
+    return start("train.cli", "dflash-train")
 
 
 def start(module: str, command: str) -> int:

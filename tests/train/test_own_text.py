@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_ggml.cli.train import _rows, _run, build_parser
 from dflash_ggml.errors import ConfigError
+from dflash_ggml.train.cli import _rows, _run, build_parser
 from dflash_ggml.train.corpus import Rows, load_rows
 from dflash_ggml.train.own_text import BEGUN, KEPT, write_rows
 from dflash_ggml.train.recipe import TargetSizes

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_ggml.cli.train import main
 from dflash_ggml.drafts.dflash.checkpoint import read_checkpoint
 from dflash_ggml.errors import ConfigError, ModelFileError
 from dflash_ggml.files.safetensors import SafetensorsFile
 from dflash_ggml.train import blocks, corpus
+from dflash_ggml.train.cli import main
 from dflash_ggml.train.recipe import (
     Run,
     Shape,

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 loop = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5").torch_recurrent_gated_delta_rule
 
 from dflash_ggml.cli import convert as convert_command  # noqa: E402
-from dflash_ggml.cli import train as command  # noqa: E402
 from dflash_ggml.config import EngineConfig  # noqa: E402
 from dflash_ggml.decode.tree import spine  # noqa: E402
+from dflash_ggml.train import cli as command  # noqa: E402
 from dflash_ggml.train.corpus import Rows, load_rows  # noqa: E402
 from dflash_ggml.train.gated_delta import chunked, one_by_one  # noqa: E402
 from dflash_ggml.train.target import TargetModel  # noqa: E402

@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..cli.interrupt import Interrupt
+from ..cli.option_table import add_table
+from ..cli.parser import Parser, Version
+from ..cli.streams import can_write
+from ..cli.wording import count
 from ..errors import ConfigError, DflashError
 from ..files.safetensors import read_json
-from ..train.corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
-from ..train.own_text import KEPT, write_rows
-from ..train.recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
-from .interrupt import Interrupt
-from .option_table import add_table
-from .parser import Parser, Version
-from .streams import can_write
-from .wording import count
+from .corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
+from .own_text import KEPT, write_rows
+from .recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
 
 CHECKPOINT = "training.pt"
 _MORE = "give more text or a smaller --length"
@@ -168,11 +168,11 @@ def train(args: Namespace, interrupt: Interrupt) -> bool:
 def _train(args, interrupt: Interrupt) -> bool:
     import torch
 
-    from ..train.block_net import BlockNet
-    from ..train.gguf_target import open_target
-    from ..train.head_net import HeadNet
-    from ..train.loop import Trainer
-    from ..train.publish import start_from
+    from .block_net import BlockNet
+    from .gguf_target import open_target
+    from .head_net import HeadNet
+    from .loop import Trainer
+    from .publish import start_from
 
     run = _run(args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
