@@ -24,8 +24,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from dflash_ggml.drafts.dflash.params import DraftParams
-from dflash_ggml.drafts.dflash2.params import Selector
-from dflash_ggml.drafts.dspark.params import Markov
+from dflash_ggml.drafts.dflash2 import Selector
+from dflash_ggml.drafts.dspark import Markov
 from dflash_ggml.models.feed_forward import Dense
 from dflash_ggml.models.prediction import NORM, Head
 

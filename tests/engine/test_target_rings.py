@@ -169,7 +169,7 @@ def test_every_column_sees_each_of_its_rows_once(window: int, start: int) -> Non
     graph = SimpleNamespace(
         inputs={"ring0 rows": SimpleNamespace(array=rows), "ring0 mask": SimpleNamespace(array=mask)}
     )
-    Ring.fill(ring, graph, 2, start, columns, depths, own)
+    Ring.fill_trees(ring, graph, columns, [rings.TreeColumns(2, start, depths, own)])
     assert rows[:columns].tolist() == [2 * size + (start + i) % size for i in range(columns)]
     for i, line in enumerate(lines):
         first = start + int(depths[i]) - window + 1

@@ -20,7 +20,7 @@ from dflash_ggml.server.app import create_app
 from dflash_ggml.server.auth import KeyRing, is_loopback, require_safe_bind
 from dflash_ggml.server.errors import ApiError
 from dflash_ggml.server.host_guard import check_name
-from dflash_ggml.server.limits import Limits, exceeds_depth
+from dflash_ggml.server.limits import Limits, check_sizes
 from dflash_ggml.server.worker import Worker
 from reference.server_kit import (
     ScriptedRunner,
@@ -445,5 +445,7 @@ def test_stop_closes_the_runner_and_refuses(runner: ScriptedRunner) -> None:
 
 
 def test_depth() -> None:
-    assert not exceeds_depth({"a": [1, {"b": 2}]}, 3)
-    assert exceeds_depth({"a": [1, {"b": []}]}, 3)
+    limits = Limits(nesting=3)
+    check_sizes({"a": [1, {"b": 2}]}, limits)
+    with pytest.raises(ApiError, match="nested deeper than 3 levels"):
+        check_sizes({"a": [1, {"b": []}]}, limits)

@@ -6,7 +6,7 @@ import numpy as np
 
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine.step import Step
-from dflash_ggml.session.step_report import StepReport
+from dflash_ggml.session.events import StepReport
 from reference.fake_engine import byte_vocabulary
 
 

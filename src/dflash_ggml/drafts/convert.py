@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +21,46 @@ from ..ggml.weights import Source
 from .dflash.file import DraftFile
 from .dflash.params import EMBEDDING, HEAD, MASK
 from .dflash.source import GATHERED
-from .dspark.params import CONFIDENCE, TO_TARGET
+from .dspark import CONFIDENCE, TO_TARGET
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 ARCH = "dflash"
+
+
+@contextmanager
+def gguf_writer(out: Path, arch: str, check: Callable[[Path], object]) -> Iterator[GGUFWriter]:
+    """A writer of the file `out`, which appears once it is complete and `check` has read it.
+
+    Raises:
+        ConfigError: The package gguf is missing.
+        OSError: The file cannot be written.
+    """
+    try:
+        from gguf import GGUFWriter
+    except ImportError:
+        raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
+    beside = out.with_name(f"{out.name}.part")
+    try:
+        writer = GGUFWriter(beside, arch)
+        yield writer
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        check(beside)
+        os.replace(beside, out)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def add_tensor(writer: GGUFWriter, name: str, source: Source) -> None:
+    """Add a tensor to a file that is being written."""
+    from gguf import GGMLQuantizationType
+
+    rows = np.frombuffer(source.data, np.uint8).reshape(*source.shape[:0:-1], -1)
+    writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType(source.type))
 
 
 def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType | None = None) -> list[str]:
@@ -44,30 +80,14 @@ def write_gguf(draft: DraftFile, target: GGUFFile, out: Path, type_: DraftType |
         ConfigError: The package gguf is missing.
         OSError: The file cannot be written.
     """
-    try:
-        from gguf import GGMLQuantizationType, GGUFWriter
-    except ImportError:
-        raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
-    beside = out.with_name(f"{out.name}.part")
-    try:
-        writer = GGUFWriter(beside, ARCH)
+    with gguf_writer(out, ARCH, lambda path: DraftFile.open(path).close()) as writer:
         _sizes(writer, draft, target, type_)
         _vocabulary(writer, target, draft)
         for name, source in _tensors(draft, target).items():
             if name == TO_TARGET:
                 writer.add_tensor(name, np.frombuffer(source.data, np.int32).astype(np.int64))
                 continue
-            s = source if type_ is None else retyped(source, type_, name in GATHERED)
-            rows = np.frombuffer(s.data, np.uint8).reshape(*s.shape[:0:-1], -1)
-            writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType(s.type))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        DraftFile.open(beside).close()
-        os.replace(beside, out)
-    finally:
-        beside.unlink(missing_ok=True)
+            add_tensor(writer, name, source if type_ is None else retyped(source, type_, name in GATHERED))
     p, notes = draft.params, []
     if p.markov is not None and p.markov.is_gated:
         notes.append(

@@ -12,7 +12,7 @@ from .combined import CombinedSource
 from .dflash.file import DraftFile
 from .dflash.source import DFlashSource
 from .drafter import DraftSource
-from .mtp.drafter import DEPTH, open_head
+from .mtp.drafter import DEPTH, MtpSource
 
 
 def open_draft(
@@ -43,7 +43,8 @@ def open_own(file: GGUFFile, target: Target, depth: int = DEPTH) -> DraftSource 
     Raises:
         ModelFileError: The head is damaged.
     """
-    return open_head(file, target, depth)
+    head = target.prediction_head(file)
+    return None if head is None else MtpSource(file, head, depth)
 
 
 def open_chosen(config: EngineConfig, file: GGUFFile, target: Target) -> tuple[DraftSource | None, list[str]]:

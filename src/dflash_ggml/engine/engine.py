@@ -224,7 +224,7 @@ class Engine:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context for passes that belong to no slot; closing the engine waits for them.
+        """Context for passes; closing the engine waits for them.
 
         Raises:
             DeviceError: The engine is closed.

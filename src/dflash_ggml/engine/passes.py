@@ -30,10 +30,9 @@ from ..state.kv import kv_bucket
 from ..state.kv_type import KvType
 from ..state.mask import ResidentMask
 from ..state.memory import SCRATCH, part_on
-from ..state.move_rows import move_graph
 from ..state.pool import ADJACENT, SPACED, RowPool
 from ..state.ring import TreeColumns
-from ..state.state import SPARE, TargetState, commit_graph
+from ..state.state import SPARE, TargetState, commit_graph, move_graph
 from ..state.window import DecodeWindow
 from .batches import joined_columns
 from .placement import ONE_SIDE, Placement
@@ -353,7 +352,9 @@ class TargetPasses:
             if window is not None:
                 window.fill(graph, sequence.first_row, sequence.n_tokens, depths, own)
             for ring in self.state.rings:
-                ring.fill(graph, sequence.state_index, sequence.n_tokens, width, depths, own)
+                ring.fill_trees(
+                    graph, width, [TreeColumns(sequence.state_index, sequence.n_tokens, depths, own)]
+                )
         if watch:
             fill_watches(graph, [(slice(None), watch)])
         graph.run()
@@ -463,7 +464,7 @@ class TargetPasses:
                 for s, t, _ in forest.blocks
             ]
             for ring in self.state.rings:
-                ring.fill_each(graph, width, trees)
+                ring.fill_trees(graph, width, trees)
         if "column" in graph.inputs:
             graph.inputs["column"].array[:] = columns
         if any(watches):

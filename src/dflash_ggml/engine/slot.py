@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
@@ -102,7 +102,6 @@ class Shared(Protocol):
     stepper: Stepper
     over: int  # cache rows of a sequence beyond its tokens
     passing: threading.RLock  # held while a pass may run, so that closing waits for it
-    in_pass: bool
 
     def alive(self) -> None:
         """Raise once the engine is closed.
@@ -110,6 +109,10 @@ class Shared(Protocol):
         Raises:
             DeviceError: The engine is closed.
         """
+        ...
+
+    def held(self) -> AbstractContextManager[None]:
+        """Context for passes."""
         ...
 
     def step(self, sequences: Items[Sequence], verify: Verify | None = None) -> list[Step | Exception]:
@@ -410,13 +413,9 @@ class Slot:
 
     def _guarded(self, work: Callable[[], T]) -> T:
         """Run work that may run passes on the device; closing the engine waits for it."""
-        with self.engine.passing:
+        with self.engine.held():
             self._check_usable()
-            before, self.engine.in_pass = self.engine.in_pass, True
-            try:
-                return work()
-            finally:
-                self.engine.in_pass = before
+            return work()
 
     # ---- snapshots
 

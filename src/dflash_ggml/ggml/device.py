@@ -113,13 +113,17 @@ def cpu_features() -> list[str]:
     return found
 
 
+def open_driver() -> ctypes.CDLL | None:
+    """NVIDIA's driver; None if there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def cuda_capability(name: str) -> tuple[int, int] | None:
     """Compute capability of the CUDA device with ggml's name `name` ("CUDA0"), from the driver; None for others."""
-    if not name.startswith("CUDA") or not name[4:].isdigit():
-        return None
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if not name.startswith("CUDA") or not name[4:].isdigit() or (driver := open_driver()) is None:
         return None
     device, value, found = ctypes.c_int(), ctypes.c_int(), []
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), int(name[4:])):
@@ -133,12 +137,8 @@ def cuda_capability(name: str) -> tuple[int, int] | None:
 
 def cuda_driver() -> int | None:
     """The CUDA version supported by the installed driver, in its numbering (12040: 12.4); None without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int()
-    return None if driver.cuDriverGetVersion(ctypes.byref(version)) else version.value
+    driver, version = open_driver(), ctypes.c_int()
+    return None if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) else version.value
 
 
 class Buffers:
@@ -400,18 +400,7 @@ class Device:
 
     def read_bytes(self, t: Tensor, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, after all earlier graphs."""
-        self.main._waits()
-        if out.nbytes:
-            with self.lock:
-                owner = self if len(self.sides) == 1 else self.owner(t)
-                pinned = owner._pinned.array[: out.nbytes]
-                landing = pinned if len(pinned) == out.nbytes else out
-                lib.ggml_backend_tensor_get_async(
-                    owner.backend, t, ffi.from_buffer(landing, require_writable=True), offset, out.nbytes
-                )
-                lib.ggml_backend_synchronize(owner.backend)
-                if landing is not out:
-                    out[:] = landing
+        self.read_pieces([(t, offset, out.nbytes)], out)
         return out
 
     def read_pieces(self, pieces: Sequence[tuple[Tensor, int, int]], out: np.ndarray) -> None:

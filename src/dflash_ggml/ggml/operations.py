@@ -7,7 +7,8 @@ operations are composed of ggml's on devices without kernels for them (`stock`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any, NamedTuple
 
 from ..errors import DeviceError
@@ -112,6 +113,10 @@ class Operations:
     def concat(self, a: Tensor, b: Tensor, dim: int) -> Tensor:
         """`b` behind `a` along dimension `dim`, the others equal."""
         return lib.ggml_concat(self.ctx, a, b, dim)
+
+    def join(self, parts: Iterable[Tensor], dim: int) -> Tensor:
+        """The parts one behind another along dimension `dim`, the others equal."""
+        return reduce(lambda a, b: self.concat(a, b, dim), parts)
 
     def copy(self, src: Tensor, dst: Tensor) -> Tensor:
         """Write `src` into `dst` (same number of elements); the result is a view of `dst`."""

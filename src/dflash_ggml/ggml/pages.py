@@ -11,6 +11,8 @@ import mmap
 import sys
 from collections.abc import Iterable
 
+from .device import open_driver
+
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_*
 _READ_ONLY_SUPPORTED = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
 
@@ -62,11 +64,8 @@ class LockedPages:
 
     def _open(self, ordinal: int) -> bool:
         """Retain the primary context, which CUDA's runtime uses."""
-        try:
-            driver = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return False
-        if not all(hasattr(driver, function) for function in _FUNCTIONS):
+        driver = open_driver()
+        if driver is None or not all(hasattr(driver, function) for function in _FUNCTIONS):
             return False
         supported = ctypes.c_int()
         if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(self._device), ordinal):

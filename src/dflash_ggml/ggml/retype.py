@@ -59,7 +59,7 @@ def retyped(s: Source, name: str, is_gathered: bool = False) -> Source:
 
 
 def floats(data: NDArray[np.uint8], kind: int) -> NDArray[np.float32]:
-    """Bytes [rows, bytes] of F32, F16 or BF16 numbers as float32 [rows, n]."""
+    """Bytes [..., bytes] of F32, F16 or BF16 numbers as float32 [..., n]."""
     if kind == BF16:
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return data.view(np.float16 if kind == F16 else np.float32).astype(np.float32, copy=False)

@@ -306,10 +306,7 @@ def gated_delta_net_tree_persist(
     o = g.add(g.mul(qs, grown), _column_matmul(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
     parts = [g.cont(g.permute(t, 0, 2, 1, 3), s * h, n) for t in (g.scale(o, s**-0.5), u)]
     parts += [g.cont(k, s * h_k, n), g.cont(g.transpose(g.reshape(before, n, h)))]
-    rows = parts[0]
-    for part in parts[1:]:
-        rows = g.concat(rows, part, 0)
-    return rows
+    return g.join(parts, 0)
 
 
 def _read_states(g: Graph, state, columns, parents, seqs):

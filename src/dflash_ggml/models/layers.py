@@ -219,12 +219,9 @@ class Taps:
         for first in range(0, n, APPENDED):
             size = min(APPENDED, n - first)
             parts = [g.view(x, (x.ne[0], size), (x.nb[1],), offset=first * x.nb[1]) for x in self._kept]
-            features = parts[0]
-            for part in parts[1:]:
-                features = g.concat(features, part, 0)
             c = self.columns
             ints = (g.view(t, (size,), offset=4 * first) for t in (c.ids, c.positions, c.rows))
-            self.batch.append(g, features, *ints)
+            self.batch.append(g, g.join(parts, 0), *ints)
 
 
 def gated_attention(
@@ -402,7 +399,4 @@ def reduced_logits(g: Graph, logits: Tensor, reduction: Reduction) -> Tensor:
     if rest:
         last = g.view(weights, (rest, n), (weights.nb[1],), offset=4 * size * blocks)
         parts.append(g.sum_rows(last))
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = g.concat(joined, part, 0)
-    return joined
+    return g.join(parts, 0)

@@ -58,8 +58,6 @@ def parse_json(body: bytes, limits: Limits) -> dict[str, Any]:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object", code="invalid_json")
-    if exceeds_depth(value, limits.nesting):
-        raise bad_request(f"the body is nested deeper than {limits.nesting} levels", code="nesting_too_deep")
     check_sizes(value, limits)
     return value
 
@@ -108,12 +106,18 @@ def _string_end(body: bytes, at: int) -> int:
 
 
 def check_sizes(value: dict[str, Any], limits: Limits) -> None:
-    """Raise ApiError 400 for a list or an object with too many entries, or a number that overflows a float.
+    """Raise ApiError 400 for a list or an object with too many entries, too deep nesting, or a number that overflows a float.
 
     Lists of token ids may be longer.
     """
     level: list[tuple[str, Any]] = [("", value)]
+    depth = 0
     while level:
+        depth += 1
+        if depth > limits.nesting:
+            raise bad_request(
+                f"the body is nested deeper than {limits.nesting} levels", code="nesting_too_deep"
+            )
         below: list[tuple[str, Any]] = []
         for path, item in level:
             if isinstance(item, dict):
@@ -137,22 +141,6 @@ def check_sizes(value: dict[str, Any], limits: Limits) -> None:
 
 def _is_whole(value: Any) -> bool:
     return type(value) is int or (type(value) is float and value.is_integer())
-
-
-def exceeds_depth(value: Any, limit: int) -> bool:
-    """Whether lists and objects in `value` nest deeper than `limit` levels, without recursion."""
-    level = [value] if isinstance(value, (dict, list)) else []
-    depth = 0
-    while level:
-        depth += 1
-        if depth > limit:
-            return True
-        below: list[Any] = []
-        for item in level:
-            children = item.values() if isinstance(item, dict) else item
-            below.extend(child for child in children if isinstance(child, (dict, list)))
-        level = below
-    return False
 
 
 def check_count(items: Sequence[Any], most: int, param: str) -> None:

@@ -117,48 +117,28 @@ class Ring:
     def build(
         self, g: Graph, n: int, positions: Tensor, is_tree: bool, seqs: Tensor | None = None
     ) -> RingView:
-        """Create the inputs of a pass of n columns at `positions`; `fill` sets them, or `fill_each` for several sequences."""
+        """Create the inputs of a pass of n columns at `positions`; `fill` sets them, or `fill_trees` those of trees."""
         return RingView(g, self.name, self.window, n, positions, is_tree, seqs)
 
     def rows(self, state_index: int, start: int, n: int) -> NDArray[np.int32]:
         """The rows of n tokens from position `start` on."""
         return state_index * self.n_rows + (start + np.arange(n, dtype=np.int32)) % self.n_rows
 
-    def fill(
-        self,
-        graph: Graph,
-        state_index: int,
-        start: int,
-        n: int,
-        depths: NDArray[np.int32] | None = None,
-        own: NDArray[np.bool_] | None = None,
-    ) -> None:
-        """Set the inputs of a pass of n columns whose first is at position `start`. Of a tree, depths [n]: of each column
-        below its root; own [n, n]: whether it sees each of them."""
+    def fill(self, graph: Graph, state_index: int, start: int, n: int) -> None:
+        """Set the inputs of a linear pass of n columns whose first is at position `start`."""
         rows = graph.inputs[f"{self.name} rows"].array
-        visible = rows[n:]
+        visible, ranges = rows[n : -2 * n], rows[-2 * n :].reshape(2, n)
         base = max(start - self.window + 1, 0) // TILE * TILE
         before = start - base
         rows[:n] = self.rows(state_index, start, n)
-        if depths is None:
-            ranges = visible[-2 * n :].reshape(2, n)
-            visible = visible[: -2 * n]
-            positions = start + np.arange(n)
-            ranges[0] = np.maximum(positions - self.window + 1, 0) - base
-            ranges[1] = positions - base + 1
+        positions = start + np.arange(n)
+        ranges[0] = np.maximum(positions - self.window + 1, 0) - base
+        ranges[1] = positions - base + 1
         visible[: before + n] = self.rows(state_index, base, before + n)
         visible[before + n :] = rows[0]  # any finite row: it is never seen
-        if depths is None or own is None:
-            return
-        mask = graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
-        lag = start + depths[:, None] - (base + np.arange(before))
-        mask[:, :before] = np.where(lag < self.window, np.float16(0), HIDDEN)
-        seen = own & (depths[:, None] - depths < self.window)
-        mask[:, before : before + n] = np.where(seen, np.float16(0), HIDDEN)
-        mask[:, before + n :] = HIDDEN
 
-    def fill_each(self, graph: Graph, n: int, trees: Sequence[TreeColumns]) -> None:
-        """Set the inputs of a pass of n columns over trees of several sequences, concatenated from the first column on."""
+    def fill_trees(self, graph: Graph, n: int, trees: Sequence[TreeColumns]) -> None:
+        """Set the inputs of a pass of n columns over trees, concatenated from the first column on."""
         rows = graph.inputs[f"{self.name} rows"].array
         visible, mask = rows[n:], graph.inputs[f"{self.name} mask"].array.reshape(n, -1)
         mask[:] = HIDDEN

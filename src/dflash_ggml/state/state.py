@@ -9,8 +9,9 @@ for state index 0 are those of an engine for one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
+from itertools import islice
 from typing import Any
 
 from ..ggml.bindings import Tensor, lib
@@ -18,7 +19,6 @@ from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.mailboxes import Mailboxes, mailbox_words
 from ..ggml.store import Store
-from .features import Features
 from .kv import KvCache, LayerCache
 from .kv_type import KvType
 from .memory import ADVICE, Part, padded
@@ -28,6 +28,49 @@ from .spec import KvLayer, Recurrent, StateSpec
 SPARE = 8  # rows for the padding of a pass: `verify_width` adds at most 7 columns
 _FEWER = "decode fewer sequences in a batch (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
+
+
+class Features:
+    """Features of the target's tapped layers, kept until the draft takes them in; empty without a draft that needs them.
+
+    Each of `width` columns holds those of one token, [taps * D], `row` float32: a tree's node has the column of its index, a
+    plain step uses one that no unseen token occupies.
+    """
+
+    def __init__(self, device: Device, row: int, width: int) -> None:
+        self.device, self.width = device, width if row else 0
+        self._store = Store(device, 1)
+        self.tensor: Any = None
+        if self.width:
+            self.tensor = self._store.tensor(F32, row, width, name="features")
+            self._store.allocate()
+
+    def columns(self, g: Graph, x: Tensor, tap: int, n: int) -> Tensor:
+        """View [D, n] of tap number `tap` in the first n columns."""
+        d = x.ne[0]
+        return g.view(self.tensor, (d, n), (self.tensor.nb[1],), offset=tap * d * 4)
+
+    def put(self, g: Graph, x: Tensor, tap: int, column: Tensor) -> Tensor:
+        """Write the rows x [D, n] of tap number `tap` to the columns that the int32 tensor `column` [n] names."""
+        d = x.ne[0]
+        home = g.view(self.tensor, (d, self.width), (self.tensor.nb[1],), offset=tap * d * 4)
+        return g.expand(g.set_rows(home, x, column))
+
+    def free(self, taken: Collection[int], n: int) -> list[int]:
+        """n columns that are not in `taken`, or as many as there are."""
+        first = len(taken)  # columns are used cyclically
+        if n == 1 and first < self.width and first not in taken:
+            return [first]
+        return list(islice((column for column in range(self.width) if column not in taken), n))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self._store.nbytes
+
+    def close(self) -> None:
+        """Free the memory."""
+        self._store.close()
 
 
 class TargetState:
@@ -310,3 +353,18 @@ def _move_rows(g: Graph, state: TargetState, n: int) -> None:
         target = g.input(f"{prefix}to", I32, n)
         for whole, source in zip(cache.wholes, sources):
             g.expand(g.set_rows(whole, g.get_rows(whole, source), target))
+
+
+def move_graph(device: Device, caches: Iterable[Tensor], n: int) -> Graph:
+    """Graph that copies n rows of each cache [row, n_rows] from the input `from`, int32 [n], to `to`.
+
+    Rows are copied as raw words, without rounding. All rows of a cache are read before the first is written, so the ranges may
+    overlap.
+    """
+    caches = list(caches)
+    g = Graph(device, 4 * len(caches) + 2)
+    source, target = g.input("from", I32, n), g.input("to", I32, n)
+    for t in caches:
+        words = g.rows_as(t, F32, t.nb[1] // 4)
+        g.expand(g.set_rows(words, g.get_rows(words, source), target))
+    return g

@@ -15,6 +15,7 @@ object in a notation of its own ("gemma", see `TaggedStream`), with tags of its 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -145,9 +146,16 @@ def after_blanks(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def partial_suffix(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest suffix of `text` that is a prefix of a marker (0 if none)."""
-    for n in range(min(len(text), max(map(len, markers), default=0)), 0, -1):
-        if any(len(m) > n and m.startswith(text[-n:]) for m in markers):
-            return n
-    return 0
+def partial_suffix(text: str, markers: Iterable[str]) -> int:
+    """Length of the longest suffix of `text` that is the beginning of a marker (0 if none)."""
+    return len(text) - min((_begun(text, marker) for marker in markers), default=len(text))
+
+
+def _begun(text: str, marker: str) -> int:
+    """Where the longest suffix of `text` that is the beginning of `marker` starts; len(text) if there is none."""
+    start = max(len(text) - len(marker) + 1, 0)
+    while (start := text.find(marker[:1], start)) >= 0:
+        if marker.startswith(text[start:]):
+            return start
+        start += 1
+    return len(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import ConfigError
+from .call_forms import partial_suffix
 
 
 class StopStrings:
@@ -36,7 +37,7 @@ class StopStrings:
             _, start, self.matched = min(found)
             self._held = ""
             return text[:start], True
-        start = min((_open_start(text, stop) for stop in self._stops), default=len(text))
+        start = len(text) - partial_suffix(text, self._stops)
         self._held = text[start:]
         return text[:start], False
 
@@ -44,16 +45,6 @@ class StopStrings:
         """The held-back text, when generation ends without a stop string."""
         held, self._held = self._held, ""
         return held
-
-
-def _open_start(text: str, stop: str) -> int:
-    """Start of the longest suffix of `text` that is a prefix of `stop`; len(text) if there is none."""
-    start = max(len(text) - len(stop) + 1, 0)
-    while (start := text.find(stop[0], start)) >= 0:
-        if stop.startswith(text[start:]):
-            return start
-        start += 1
-    return len(text)
 
 
 def _text(stop: bytes | str) -> str:

@@ -18,8 +18,8 @@ from ...files.keys import KeyedFile, describe
 from ...files.safetensors import SafetensorsFile
 from ...ggml.operations import Yarn
 from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
-from ..dflash2.params import SELECTOR, read_selector
-from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
+from ..dflash2 import SELECTOR, read_selector
+from ..dspark import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
 from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
 from .params import HEAD, MASK, TAP_NORMS
 

@@ -18,8 +18,8 @@ from ...files.pairs import replacement
 from ...files.safetensors import SafetensorsFile
 from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
 from ...models.rope import read_yarn
-from ..dflash2.params import SELECTOR, Selector, read_selector
-from ..dspark.params import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
+from ..dflash2 import SELECTOR, Selector, read_selector
+from ..dspark import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
 from .checkpoint import read_checkpoint
 from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
 
@@ -32,7 +32,6 @@ _LUCEBOX_GLOBAL = {
     "dflash_hidden_norm.weight": "enc.output_norm.weight",
 }
 # Name parts that identify other kinds of draft, in any dialect: of tensors, of keys, and of architectures.
-_OTHER_KINDS = {"an EAGLE-3 draft": (r"attn_norm_2|midlayer", r"norm_before_(residual|fc)", r"eagle")}
 
 
 def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
@@ -41,7 +40,7 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
     Raises:
         ModelFileError: A key is missing or wrong; it names it.
     """
-    _refuse_other_kinds(file)
+    _refuse_eagle(file)
     if isinstance(file, SafetensorsFile):
         return read_checkpoint(file)
     if file.arch == "dflash":
@@ -57,20 +56,20 @@ def read_dialect(file: GGUFFile | SafetensorsFile) -> Dialect:
     )
 
 
-def _refuse_other_kinds(file: GGUFFile | SafetensorsFile) -> None:
+def _refuse_eagle(file: GGUFFile | SafetensorsFile) -> None:
     listed = file.metadata.get("architectures")
     archs = [file.metadata.get("general.architecture"), *(listed if isinstance(listed, list) else ())]
-    for kind, patterns in _OTHER_KINDS.items():
-        for what, names, pattern in zip(
-            ("tensor", "key", "architecture"), (file.tensors, file.metadata, archs), patterns, strict=True
-        ):
-            found = next(
-                (n for n in names if isinstance(n, str) and re.search(pattern, n, re.IGNORECASE)), None
+    for what, names, pattern in (
+        ("tensor", file.tensors, r"attn_norm_2|midlayer"),
+        ("key", file.metadata, r"norm_before_(residual|fc)"),
+        ("architecture", archs, r"eagle"),
+    ):
+        found = next((n for n in names if isinstance(n, str) and re.search(pattern, n, re.IGNORECASE)), None)
+        if found:
+            raise file.error(
+                f"an EAGLE-3 draft, by its {what} {found!r}; only DFlash, DFlash2 and DSpark drafts are supported: "
+                f"{instead(file)}"
             )
-            if found:
-                raise file.error(
-                    f"{kind}, by its {what} {found!r}; only DFlash, DFlash2 and DSpark drafts are supported: {instead(file)}"
-                )
 
 
 def title(file: KeyedFile) -> str:

@@ -14,9 +14,10 @@ from ...files.safetensors import SafetensorsFile
 from ...files.tensor_info import BF16, F16, F32, TensorInfo, ggml_types, tensor_nbytes
 from ...files.torch_vector import read_torch_vector
 from ...ggml.device import I32
+from ...ggml.retype import floats
 from ...models.checks import check_tensors
-from ..dflash2.params import BEFORE as SELECTOR_BEFORE
-from ..dspark.params import BEFORE, CONFIDENCE, CONFIDENCE_BIAS, GATE, GATE_HIDDEN, GATE_TOKEN, TO_TARGET
+from ..dflash2 import BEFORE as SELECTOR_BEFORE
+from ..dspark import BEFORE, CONFIDENCE, CONFIDENCE_BIAS, GATE, GATE_HIDDEN, GATE_TOKEN, TO_TARGET
 from .dialects import instead, read_dialect, title
 from .params import (
     MASK,
@@ -149,7 +150,7 @@ class DraftFile:
             return kind, shape, self._mask.view(np.uint8)
         data = self._source.data(self._names[name])
         if _is_small(name, self._source.tensors[self._names[name]].shape) and kind != F32:
-            kind, data = F32, _as_f32(data, kind)
+            kind, data = F32, floats(data, kind).view(np.uint8)
         if self._interleaved and re.search(r"attn_[qk](_norm)?\.weight$", name):
             data = _half_split(data, shape[-1], self.params.head_dim)
         return kind, shape, data
@@ -229,13 +230,6 @@ def _check_heads(source: GGUFFile | SafetensorsFile, p: DraftParams, found: dict
             raise source.error(
                 f"tensor {CONFIDENCE!r} has shape {list(confidence.shape)}, expected [{p.n_embd + rank}, 1]"
             )
-
-
-def _as_f32(data: np.ndarray, kind: int) -> np.ndarray:
-    """Convert bytes of F16 or BF16 numbers to F32."""
-    if kind == BF16:
-        return (data.view("<u2").astype("<u4") << 16).view(np.uint8)
-    return data.view("<f2").astype("<f4").view(np.uint8)
 
 
 def _half_split(data: np.ndarray, n_rows: int, head_dim: int) -> np.ndarray:

@@ -17,8 +17,8 @@ from ...ggml.graph import Graph, packed
 from ...state import range_mask
 from ...state.context import Context
 from ...state.kv import LayerCache, under
-from ..dflash2.graphs import ZERO, Convolution, selector_lattice
-from ..dspark.graphs import markov_lattice
+from ..dflash2 import ZERO, Convolution, selector_lattice
+from ..dspark import markov_lattice
 from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
 
 

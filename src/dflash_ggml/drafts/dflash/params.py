@@ -14,8 +14,8 @@ from ...files.safetensors import SafetensorsFile
 from ...ggml.operations import Yarn
 from ...models.checks import in_range
 from ...models.target import Target
-from ..dflash2.params import Selector
-from ..dspark.params import TO_TARGET, Markov
+from ..dflash2 import Selector
+from ..dspark import TO_TARGET, Markov
 
 OWN_TABLES = EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MASK = "mask_embedding"  # the mask token's separate vector

@@ -18,11 +18,11 @@ from ...models.target import Target
 from ...state.context import context_bytes
 from ...state.kv_type import KvType
 from ...state.memory import Part
-from ..dflash2.graphs import ZERO
-from ..dflash2.params import AFTER as SELECTOR_AFTER
-from ..dflash2.params import BEFORE as SELECTOR_BEFORE
+from ..dflash2 import AFTER as SELECTOR_AFTER
+from ..dflash2 import BEFORE as SELECTOR_BEFORE
+from ..dflash2 import ZERO
 from ..drafter import DraftSource, Host
-from ..dspark.params import AFTER, BEFORE, TO_TARGET
+from ..dspark import AFTER, BEFORE, TO_TARGET
 from .drafter import DFlashDrafter, cache_layers, kind_of
 from .file import DraftFile
 from .params import EMBEDDING, MASK, check_pair, window_note

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import numpy as np
 
 from ...config import DraftType
-from ...errors import ConfigError
 from ...files.gguf import GGUFFile
 from ...files.safetensors import SafetensorsFile
 from ...files.tensor_info import F32
 from ...ggml.retype import floats, retyped
 from ...ggml.weights import Source
 from ...models.registry import read_target
+from ..convert import add_tensor, gguf_writer
 
 _JOINT = "mtp.fc.weight"
 _NAMES = {
@@ -87,10 +86,6 @@ def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType 
         ConfigError: The package gguf is missing.
         OSError: The file cannot be written.
     """
-    try:
-        from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
-    except ImportError:
-        raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
     parts = target.get("split.count", int) or 1
     if parts > 1:
         raise target.error(
@@ -102,11 +97,11 @@ def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType 
     if target.get(number, int):
         raise target.error(f"key {number!r}: this file has a prediction head already")
     head = head_tensors(SafetensorsFile(folder), block, type_)
-    reader = GGUFReader(target.path)
     per_layer = (f"{target.arch}.attention.", f"{target.arch}.feed_forward_length")
-    beside = out.with_name(f"{out.name}.part")
-    try:
-        writer = GGUFWriter(beside, target.arch)
+    with gguf_writer(out, target.arch, _check) as writer:
+        from gguf import GGUFReader, GGUFValueType
+
+        reader = GGUFReader(target.path)
         for key, field in reader.fields.items():
             if key.startswith("GGUF.") or key == "general.architecture":
                 continue
@@ -119,16 +114,11 @@ def write_with_head(folder: Path, target: GGUFFile, out: Path, type_: DraftType 
         writer.add_uint32(number, 1)
         for tensor in reader.tensors:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        for name, s in head.items():
-            rows = np.frombuffer(s.data, np.uint8).reshape(*s.shape[:0:-1], -1)
-            writer.add_tensor(name, rows, raw_dtype=GGMLQuantizationType(s.type))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        with GGUFFile(beside) as made:
-            read_target(made)
-        os.replace(beside, out)
-    finally:
-        beside.unlink(missing_ok=True)
+        for name, source in head.items():
+            add_tensor(writer, name, source)
     return len(head)
+
+
+def _check(path: Path) -> None:
+    with GGUFFile(path) as file:
+        read_target(file)

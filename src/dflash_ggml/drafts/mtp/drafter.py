@@ -18,6 +18,7 @@ from ...ggml.device import F32, Device
 from ...ggml.store import Store
 from ...ggml.weights import Source, Weights
 from ...models.prediction import EMBEDDING, Head
+from ...models.prediction import HEAD as OWN_HEAD
 from ...models.target import Append, Target
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
@@ -25,19 +26,9 @@ from ...state.mask import ResidentMask
 from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
 from ..drafter import Drafter, DraftSource, Host, batch_bucket, checked
-from .graphs import Parts, context_graph, draft_graph, drafts_graph, names, normed, take_in
+from .graphs import Parts, context_graph, draft_graph, drafts_graph, normed, take_in
 
 DEPTH = 3  # tokens ahead: each further one reads the output matrix again and is accepted less often
-
-
-def open_head(file: GGUFFile, target: Target, depth: int = DEPTH) -> MtpSource | None:
-    """The prediction head of a target's open file, None if it has none.
-
-    Raises:
-        ModelFileError: It is damaged.
-    """
-    head = target.prediction_head(file)
-    return None if head is None else MtpSource(file, head, depth)
 
 
 class MtpSource(DraftSource):
@@ -130,7 +121,8 @@ class MtpDrafter(Drafter):
         self._store.allocate()
         every: Any = ChainMap(weights, host.weights)  # type: ignore[arg-type]
         features = host.state.features.tensor
-        embedding, output = names(head, host.target.embedding_name, host.target.head_name)
+        embedding = head.own(EMBEDDING, host.target.embedding_name)
+        output = head.own(OWN_HEAD, host.target.head_name)
         self.parts = Parts(
             head, self.device, every, self.kv, last, features, self.room, candidates, embedding, output
         )

@@ -14,8 +14,7 @@ from ...ggml.bindings import Tensor
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
 from ...models.feed_forward import matmul, matmuls
-from ...models.prediction import EMBEDDING, NORM, Head
-from ...models.prediction import HEAD as OWN_HEAD
+from ...models.prediction import NORM, Head
 from ...state.kv import KvCache, LayerCache, under
 from ...state.mask import ResidentMask
 
@@ -71,12 +70,12 @@ def take_in(
 ) -> tuple[Tensor, Tensor]:
     """Write keys and values of tokens, each with the h of the one before it, the first with `last`.
 
-    `last` becomes the h of the last token. With `pick` there are n + 1 tokens, of which number `pick` drafts, and `last` becomes
-    the h of token pick - 1, or stays the same for pick 0.
+    `last` becomes the h of the last token; with `pick` that of token pick - 1, or it stays the same for pick 0. There are n
+    tokens, or one more, of which number `pick` drafts.
 
     Args:
         h: [D, n], the target's hidden states of the tokens themselves.
-        ids, positions, rows: int32 [n], or [n + 1] with `pick`; rows are cache rows.
+        ids, positions, rows: int32 [n], or [n + 1]; rows are cache rows.
         pick: int32 [1].
 
     Returns:
@@ -86,9 +85,10 @@ def take_in(
     before = g.expand(g.concat(m.read_last(g), h, 1))
     if pick is None:
         newest = g.view(h, (h.ne[0], 1), offset=(n - 1) * h.nb[1])
-        before = g.view(before, (h.ne[0], n), (before.nb[1],))
     else:
         newest = g.get_rows(before, pick)
+    if ids.ne[0] == n:
+        before = g.view(before, (h.ne[0], n), (before.nb[1],))
     x = joined(g, m, ids, before)
     cache = keys_values(g, m, x, positions, rows)
     m.write_last(g, newest)
@@ -141,11 +141,7 @@ def context_graph(m: Parts) -> Graph:
     """
     g, room = Graph(m.device, 256), m.room
     ids, columns, positions, rows, pick = packed(g, "ints", *[room] * 4, 1)
-    h = normed(g, m, g.get_rows(m.features, columns))
-    before = g.expand(g.concat(m.read_last(g), h, 1))
-    x = joined(g, m, ids, g.view(before, (h.ne[0], room), (before.nb[1],)))
-    keys_values(g, m, x, positions, rows)
-    m.write_last(g, g.get_rows(before, pick))
+    take_in(g, m, normed(g, m, g.get_rows(m.features, columns)), ids, positions, rows, pick)
     return g
 
 
@@ -173,10 +169,7 @@ def draft_graph(m: Parts, mask: ResidentMask, n_kv: int, depth: int) -> Graph:
         best.append(g.reshape(one, one.ne[0], 2, 1))
         if i + 1 < depth:
             x = joined(g, m, g.cast(g.view(one, (1,)), I32), h)
-    whole = best[0]
-    for part in best[1:]:
-        whole = g.concat(whole, part, 2)
-    g.output(whole, "best")
+    g.output(g.join(best, 2), "best")
     return g
 
 
@@ -214,8 +207,3 @@ def drafts_graph(m: Parts, n_kv: int, depth: int, batch: int) -> Graph:
             x = joined(g, m, g.reshape(g.cast(g.view(one, (1, k), (one.nb[2],)), I32), k), h)
     g.output(whole, "best")
     return g
-
-
-def names(head: Head, target_embedding: str, target_head: str) -> tuple[str, str]:
-    """Names of the embedding and the output matrix that the head uses."""
-    return head.own(EMBEDDING, target_embedding), head.own(OWN_HEAD, target_head)

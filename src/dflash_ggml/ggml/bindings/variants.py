@@ -10,28 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 CUDA = "cu13"  # folder of the package dflash-ggml-cu13: takes precedence
+_AVX512 = frozenset(["avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"])
+_AVX512_OPTIONS = ("AVX512", "AVX512_VNNI", "AVX512_BF16")
 # best first: folder in the package, required CPU flags (names of /proc/cpuinfo), and ggml's options beyond AVX2
 VARIANTS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
-    "amx": (
-        frozenset(
-            [
-                "avx512f",
-                "avx512cd",
-                "avx512bw",
-                "avx512dq",
-                "avx512vl",
-                "avx512_vnni",
-                "avx512_bf16",
-                "amx_tile",
-                "amx_int8",
-            ]
-        ),
-        ("AVX512", "AVX512_VNNI", "AVX512_BF16", "AMX_TILE", "AMX_INT8"),
-    ),
-    "avx512": (
-        frozenset(["avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512_bf16"]),
-        ("AVX512", "AVX512_VNNI", "AVX512_BF16"),
-    ),
+    "amx": (_AVX512 | {"amx_tile", "amx_int8"}, (*_AVX512_OPTIONS, "AMX_TILE", "AMX_INT8")),
+    "avx512": (_AVX512, _AVX512_OPTIONS),
 }
 
 
@@ -49,10 +33,7 @@ def cpu_flags(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 def best_variant(folder: Path, flags: Iterable[str]) -> Path | None:
     """The best available variant that a CPU with these flags can run; None: the one next to this file."""
     has = frozenset(flags)
-    for name, needed in {
-        CUDA: frozenset(),
-        **{name: needed for name, (needed, _) in VARIANTS.items()},
-    }.items():
+    for name, (needed, _) in {CUDA: (frozenset[str](), ()), **VARIANTS}.items():
         found = sorted((folder / name).glob("_bindings.*"))
         if found and needed <= has:
             return found[0]
