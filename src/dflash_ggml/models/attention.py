@@ -33,7 +33,8 @@ def attention(
     """Write the columns' rows to the cache and attend over it; y [D, n] -> [D, n].
 
     With a matrix `gate` [D, heads] or [D, heads * head_dim] the output is multiplied by softplus(gate y), per head or
-    element. `sinks` [heads] only enter the softmax of each head.
+    element; with a matrix `q` that has each head's gate behind its queries, by sigmoid(gate), per element.
+    `sinks` [heads] only enter the softmax of each head.
 
     Args:
         name: Start of the layer's tensor names, up to `attn_`.
@@ -48,9 +49,12 @@ def attention(
     """
     d, n = head_dim, columns.n
     gated = f"{name}gate.weight" in w
+    # directly after the norm of their input
     found = matmuls(g, w, [name + x for x in ("q", "k", "v", *(("gate",) if gated else ()))], y)
-    q, k, v, *gate = (g.expand(x) for x in found)
-    q, k = g.reshape(q, d, heads, n), g.reshape(k, d, kv_heads, n)
+    whole, k, v, *gate = (g.expand(x) for x in found)
+    has_gates, strides = whole.ne[0] == 2 * d * heads, (2 * d * 4, 2 * d * heads * 4)
+    q = g.view(whole, (d, heads, n), strides) if has_gates else g.reshape(whole, d, heads, n)
+    k = g.reshape(k, d, kv_heads, n)
     normed = f"{name}q_norm.weight" in w
     if normed:
         q = g.rms_norm(q, eps, w[name + "q_norm.weight"])
@@ -63,4 +67,7 @@ def attention(
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))
+    elif has_gates:
+        factor = g.sigmoid(g.cont(g.view(whole, (d, heads, n), strides, offset=d * 4), d * heads, n))
+        o = g.mul(g.reshape(o, d * heads, n), factor)
     return matmul(g, w, name + "output", g.reshape(o, d * heads, n))

@@ -9,7 +9,6 @@ from ..ggml.bindings import Tensor
 from ..ggml.device import F32, I32, NARROW_COLUMNS
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
-from ..state.kv import LayerCache
 from ..state.memory import padded
 from ..state.ring import TILE, RingView
 from ..state.spec import Recurrent
@@ -222,40 +221,6 @@ class Taps:
             c = self.columns
             ints = (g.view(t, (size,), offset=4 * first) for t in (c.ids, c.positions, c.rows))
             self.batch.append(g, g.join(parts, 0), *ints)
-
-
-def gated_attention(
-    g: Graph,
-    w: Mapping[str, Tensor],
-    name: str,
-    y: Tensor,
-    columns: Columns,
-    cache: LayerCache,
-    *,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    n_rot: int,
-    rope_theta: float,
-    eps: float,
-) -> Tensor:
-    """Softmax attention over the cache with a gate per element and normalised heads; y [D, n] -> [D, n].
-
-    Args:
-        cache: This layer's keys and values; the columns' rows are written first.
-    """
-    d, n = head_dim, columns.n
-    # directly after the norm of their input
-    q_gate, k, v = (g.expand(x) for x in matmuls(g, w, [name + x for x in "qkv"], y))
-    # attn_q interleaves per head: d query rows, then d gate rows
-    strides = (2 * d * 4, 2 * d * heads * 4)
-    q = g.rms_norm(g.view(q_gate, (d, heads, n), strides), eps, w[name + "q_norm.weight"])
-    q = cache.queries(g, g.rope(q, columns.positions, n_rot, rope_theta))
-    k = g.rms_norm(g.reshape(k, d, kv_heads, n), eps, w[name + "k_norm.weight"])
-    k = g.rope(k, columns.positions, n_rot, rope_theta)
-    o = cache.write(g, k, v, columns.rows).attend(g, q, columns.attend, columns.n_kv, columns.gathered)
-    gate = g.cont(g.view(q_gate, (d, heads, n), strides, offset=d * 4), d * heads, n)
-    return matmul(g, w, name + "output", g.mul(g.reshape(o, d * heads, n), g.sigmoid(gate)))
 
 
 def gated_delta_net(

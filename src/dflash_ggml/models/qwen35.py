@@ -19,14 +19,15 @@ from ..ggml.graph import Graph
 from ..ggml.weights import Source
 from ..state.spec import Conv, Delta, KvLayer, Recurrent, StateSpec
 from ..state.state import TargetState
+from .attention import attention
 from .checks import MAX_HEADS, MAX_LAYERS, in_range
 from .experts import Experts, FeedForward
 from .feed_forward import Dense
-from .layers import Taps, columns_of, declare_outputs, gated_attention, gated_delta_net, pass_bytes
+from .layers import Taps, columns_of, declare_outputs, gated_delta_net, pass_bytes
 from .prediction import Head, read_head
 from .ranks import Cut, is_on_every_rank, name_of, of_rank, part_of
 from .reading import Keys, check_file, normalise_scales, scales_beside, vocabulary_size
-from .rope import read_scaling
+from .rope import Rope, read_scaling
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors, with_scales
 
@@ -255,7 +256,9 @@ class Qwen35(Target):
 
     def _trunk(self, g: Graph, batch: Batch, state: TargetState, w: Mapping[str, Tensor]):
         """The layers of one rank: residual columns [D, n]."""
-        eps, ffn = self.rms_eps, self.ffn
+        eps, ffn, rope = self.rms_eps, self.ffn, Rope(self.n_rot, self.rope_theta)
+        sizes: dict[str, Any] = {"heads": self.n_heads, "kv_heads": self.n_kv_heads}
+        sizes |= {"head_dim": self.head_dim, "eps": eps}
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
         x = g.get_rows(w["token_embd.weight"], columns.ids)
@@ -265,20 +268,7 @@ class Qwen35(Target):
             if isinstance(layer, Recurrent):
                 y = gated_delta_net(g, w, name, y, columns, state, i, layer, eps, grouped=self.grouped)
             else:
-                y = gated_attention(
-                    g,
-                    w,
-                    name + "attn_",
-                    y,
-                    columns,
-                    state.cache(i),
-                    heads=self.n_heads,
-                    kv_heads=self.n_kv_heads,
-                    head_dim=self.head_dim,
-                    n_rot=self.n_rot,
-                    rope_theta=self.rope_theta,
-                    eps=eps,
-                )
+                y = attention(g, w, name + "attn_", y, columns, state.cache(i), rope, **sizes)
             y = state.summed(g, y)
             taps.flush()
             x = g.add(y, x)
