@@ -5,9 +5,12 @@
 
 Prompts are filler of a Markov chain with facts strewn in, and questions at the end. A question names a fact's key (kind
 `same`), the key's synonym under a fixed permutation (`synonym`), a key whose fact names another key (`hops`), or asks how often
-a key occurs (`count`). Lengths grow to 16,384 tokens, so that no evaluation exceeds the training. It proves the plumbing, and
-that a model's attention beats lexical matching; nothing about real prompts. Needs torch; a GPU for more than a trial. The
-second form needs no torch and writes the file that `bench/selection_toys.py` reads.
+a key occurs (`count`). Training begins with two facts of kind `same`, asked for over and over: with six at once a model learns
+to copy a value that was not asked for yet, and stays there. A fact is added whenever most first values of answers are right;
+with six come all kinds, and then longer prompts, up to 16,384 tokens, so that no evaluation exceeds the training. Delta nets
+forget within some tokens, and leave the facts to attention. It proves the plumbing, and that a model's attention beats lexical
+matching; nothing about real prompts. Needs torch; a GPU for more than a trial. The second form needs no torch and writes the file
+that `bench/selection_toys.py` reads.
 """
 
 from __future__ import annotations
@@ -34,11 +37,15 @@ NEEDLE, QUESTION, SLOTS, QUESTIONS = (
 KINDS = ("same", "synonym", "hops", "count")
 SHARES = (0.35, 0.35, 0.20, 0.10)
 THETA, EPS, KERNEL = 1e6, 1e-6, 4
+LOOK, ENOUGH = 50, 0.8  # steps, and right first values among them, before there is a fact more
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model, and of what it is trained on. full: blocks with attention; stages: rows, tokens, part of the time."""
+    """Of a model, and of what it is trained on. full: blocks with attention; stages: rows, tokens, part of the time.
+
+    lr: the most; at width 256, key matching comes twice as late with 2e-3 as with 7e-4.
+    """
 
     width: int
     layers: int
@@ -51,14 +58,15 @@ class Sizes:
     v_heads: int
     state: int
     full: tuple[int, ...]
+    lr: float
     stages: tuple[tuple[int, int, float], ...]
 
 
-_LONG = ((64, 256, 0.28), (32, 1024, 0.24), (16, 4096, 0.28), (4, 16384, 0.20))
-_SHORT = ((32, 160, 0.5), (12, 512, 0.3), (3, 2048, 0.2))
+_LONG = ((64, 128, 0.55), (32, 512, 0.17), (16, 2048, 0.14), (4, 8192, 0.06), (4, 16384, 0.08))
+_SHORT = ((16, 128, 0.75), (12, 512, 0.15), (3, 2048, 0.1))
 SIZES = {
-    "gpu": Sizes(256, 8, 640, 4, 2, 64, 16, 4, 8, 64, (3, 7), _LONG),
-    "cpu": Sizes(64, 4, 160, 2, 1, 32, 8, 1, 2, 32, (1, 3), _SHORT),
+    "gpu": Sizes(256, 8, 640, 4, 2, 64, 16, 4, 8, 64, (3, 7), 7e-4, _LONG),
+    "cpu": Sizes(64, 4, 160, 2, 1, 32, 8, 1, 2, 32, (1, 3), 2e-3, _SHORT),
 }
 
 
@@ -80,40 +88,52 @@ def tape(n: int, seed: int) -> np.ndarray:
 
 
 def texts(
-    n: int, length: int, filler: np.ndarray, rng: np.random.Generator, kinds: np.ndarray | None = None
+    n: int,
+    length: int,
+    filler: np.ndarray,
+    rng: np.random.Generator,
+    kinds: np.ndarray | None = None,
+    facts: int = QUESTIONS,
 ) -> dict[str, np.ndarray]:
     """n prompts of `length` tokens: ids, `answer` (whether a token is of one), kinds, and where facts begin.
 
-    Returns also `asked`, the slots of the facts that each question needs, -1 for none: [n, QUESTIONS, 2].
+    Each of QUESTIONS facts is asked for once. Of fewer `facts`, which takes the kinds `same` and `synonym`, questions are drawn
+    anew each time, and fill the prompt: nothing can be guessed by elimination, and most tokens are to be learnt from.
+
+    Returns also `asked`, the slots of the facts that each question needs, -1 for none: [n, questions, 2].
     """
     kinds = rng.choice(len(KINDS), n, p=SHARES) if kinds is None else kinds
-    body = length - QUESTIONS * QUESTION
+    few = facts < QUESTIONS
+    n_slots = facts if few else SLOTS
+    n_questions = (length - n_slots * (NEEDLE + QUESTION)) // QUESTION if few else QUESTIONS
+    body = length - n_questions * QUESTION
     at = rng.integers(0, len(filler) - length, n)
     ids = filler[at[:, None] + np.arange(length)]
     answer = np.zeros((n, length), bool)
-    each = body // SLOTS
-    places = np.arange(SLOTS) * each + rng.integers(0, each - NEEDLE + 1, (n, SLOTS))
-    asked = np.full((n, QUESTIONS, 2), -1)
+    each = body // n_slots
+    places = np.arange(n_slots) * each + rng.integers(0, each - NEEDLE + 1, (n, n_slots))
+    asked = np.full((n, n_questions, 2), -1)
     synonym = synonyms()
     for i, kind in enumerate(kinds):
         keys = rng.permutation(KEYS)
-        slots = rng.permutation(SLOTS)
+        slots = rng.permutation(n_slots)
         values = rng.integers(0, KEYS, (SLOTS, 2)) + FIRST_VALUE
         written: list[tuple[int, list[int]]] = []
         questions: list[list[int]] = []
-        for q in range(QUESTIONS):
+        needed: list[tuple[int, int]] = []
+        for q in range(facts):
             k, (v, w) = int(keys[q]), values[q].tolist()
             if kind < 2:
                 written.append((slots[q], [KEY, FIRST_KEY + k, v, w, DOT]))
                 word = FIRST_KEY + k if kind == 0 else FIRST_SYNONYM + int(synonym[k])
                 questions.append([ASK, word, v, w, DOT])
-                asked[i, q, 0] = slots[q]
+                needed.append((slots[q], -1))
             elif kind == 2:
                 other = int(keys[QUESTIONS + q])
                 written.append((slots[q], [LINK, FIRST_KEY + k, FIRST_KEY + other, DOT, DOT]))
                 written.append((slots[QUESTIONS + q], [KEY, FIRST_KEY + other, v, w, DOT]))
                 questions.append([HOP, FIRST_KEY + k, v, w, DOT])
-                asked[i, q] = slots[q], slots[QUESTIONS + q]
+                needed.append((slots[q], slots[QUESTIONS + q]))
         if kind == 3:
             ends = np.sort(rng.choice(np.arange(1, SLOTS), 2, replace=False))
             parts = np.split(slots, ends)
@@ -122,11 +142,11 @@ def texts(
             for q in range(QUESTIONS):
                 k, part = int(keys[q % 3]), parts[q % 3]
                 questions.append([COUNT, FIRST_KEY + k, FIRST_NUMBER + len(part), DOT, DOT])
-                asked[i, q, 0] = part[0]
+                needed.append((part[0], -1))
         for slot, words in written:
             ids[i, places[i, slot] : places[i, slot] + NEEDLE] = words
-        order = rng.permutation(QUESTIONS)
-        asked[i] = asked[i, order]
+        order = rng.integers(0, facts, n_questions) if few else rng.permutation(QUESTIONS)
+        asked[i] = [needed[q] for q in order]
         for j, q in enumerate(order):
             start = body + j * QUESTION
             ids[i, start : start + QUESTION] = questions[q]
@@ -160,7 +180,9 @@ def train(args: argparse.Namespace) -> None:
     small = (2 * sizes.layers) ** -0.5
     w = nn.ParameterDict()
     put = {"token_embd.weight": nn.Parameter(torch.randn(VOCAB, width) * 0.5)}
-    put |= {"output.weight": matrix(VOCAB, width), "output_norm.weight": nn.Parameter(torch.ones(width))}
+    # values are copied sooner if a token is written as it is read
+    put["output.weight"] = nn.Parameter(put["token_embd.weight"].detach() * 16 / width)
+    put |= {"output_norm.weight": nn.Parameter(torch.ones(width))}
     for i in range(sizes.layers):
         b = f"blk.{i}."
         for name in ("attn_norm", "post_attention_norm"):
@@ -178,9 +200,9 @@ def train(args: argparse.Namespace) -> None:
             put[b + "attn_qkv.weight"] = matrix(channels, width)
             put[b + "attn_gate.weight"] = matrix(inner, width)
             put[b + "ssm_conv1d.weight"] = nn.Parameter(torch.randn(channels, KERNEL) * 0.5)
-            put[b + "ssm_dt.bias"] = nn.Parameter(torch.linspace(-4, 0, v_heads))
-            put[b + "ssm_a"] = nn.Parameter(-torch.linspace(0.3, 1.5, v_heads))
-            put[b + "ssm_alpha.weight"] = matrix(v_heads, width)
+            put[b + "ssm_dt.bias"] = nn.Parameter(torch.zeros(v_heads))
+            put[b + "ssm_a"] = nn.Parameter(-torch.linspace(1.5, 3, v_heads))
+            put[b + "ssm_alpha.weight"] = nn.Parameter(torch.zeros(v_heads, width))
             put[b + "ssm_beta.weight"] = matrix(v_heads, width)
             put[b + "ssm_norm.weight"] = nn.Parameter(torch.ones(state))
             put[b + "ssm_out.weight"] = matrix(width, inner, small)
@@ -191,6 +213,9 @@ def train(args: argparse.Namespace) -> None:
         w[name.replace(".", "|")] = p
     w = w.to(device)
     p = {name: w[name.replace(".", "|")] for name in put}
+    for name, x in p.items():
+        # delta nets forget within some tokens: else they answer, and attention has nothing to find
+        x.requires_grad_(not any(part in name for part in ("ssm_a", "ssm_dt")))
     print(f"{sum(x.numel() for x in p.values()) / 1e6:.2f} M parameters on {device}", flush=True)
     pairs = torch.arange(rot // 2, device=device)
     frequencies = THETA ** (-2.0 * pairs / rot)
@@ -257,8 +282,8 @@ def train(args: argparse.Namespace) -> None:
     rng = np.random.default_rng(args.seed)
     filler = tape(1 << (23 if device == "cuda" else 20), args.seed + 1)
 
-    def drawn(rows: int, length: int, kinds=None):
-        found = texts(rows, length, filler, rng, kinds)
+    def drawn(rows: int, length: int, kinds=None, facts: int = QUESTIONS):
+        found = texts(rows, length, filler, rng, kinds, facts)
         jumps = np.zeros((rows, length), np.int64)
         jumps[:, 0] = rng.integers(0, 1 << 14, rows)
         for row in jumps:
@@ -266,28 +291,32 @@ def train(args: argparse.Namespace) -> None:
         positions = torch.from_numpy((jumps + (np.arange(length) > 0)).cumsum(1)).to(device)
         return found, torch.from_numpy(found["ids"]).to(device), positions
 
+    trained = {name: x for name, x in p.items() if x.requires_grad}
     matrices = [
-        x for name, x in p.items() if x.ndim > 1 and "conv1d" not in name and "token_embd" not in name
+        x for name, x in trained.items() if x.ndim > 1 and "conv1d" not in name and "token_embd" not in name
     ]
-    others = [x for x in p.values() if not any(x is m for m in matrices)]
+    others = [x for x in trained.values() if not any(x is m for m in matrices)]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
-    rate = torch.tensor(args.lr, device=device)
+    most = args.lr or sizes.lr
+    rate = torch.tensor(most, device=device)
     is_cuda = device == "cuda"
     optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=is_cuda, capturable=is_cuda)
 
     def advance(ids, positions, answer):
-        """A step; the mean loss of answers and of the rest."""
+        """A step; the mean loss of answers and of the rest, and the share of first values that are right."""
         with autocast():
             logits, _ = model(ids, positions)
+        right = logits[:, :-1].argmax(-1) == ids[:, 1:]
+        first = answer[:, 1:] & ~answer[:, :-1]
         loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         answer = answer[:, 1:].flatten().float()
         of_answers = (loss * answer).sum() / answer.sum()
         of_others = (loss * (1 - answer)).sum() / (1 - answer).sum()
         optimiser.zero_grad(set_to_none=True)
         (of_answers + 0.05 * of_others).backward()
-        torch.nn.utils.clip_grad_norm_(p.values(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         optimiser.step()
-        return of_answers.detach(), of_others.detach()
+        return of_answers.detach(), of_others.detach(), (right & first).sum() / first.sum()
 
     def captured(batch):
         """`advance` as a CUDA graph of this shape: a step is thousands of small kernels, which Python launches too slowly."""
@@ -311,23 +340,29 @@ def train(args: argparse.Namespace) -> None:
         return replay
 
     began, step, printed, shape, run = time.monotonic(), 0, 0.0, None, advance
+    facts, firsts = 2 if args.begin is None else QUESTIONS, torch.zeros((), device=device)
     ends = np.cumsum([share for _, _, share in sizes.stages])
     while (done := (time.monotonic() - began) / (60 * args.minutes)) < 1:
         stage = int(np.searchsorted(ends, done, side="right").clip(0, len(sizes.stages) - 1))
         rows, length, _ = sizes.stages[stage]
-        rate.fill_(args.lr * min(1.0, (step + 1) / 100) * min(1.0, max(0.01, (1 - done) / 0.3)))
-        found, *batch = drawn(rows, length)
+        rate.fill_(most * min(1.0, (step + 1) / 100) * min(1.0, max(0.01, (1 - done) / 0.3)))
+        facts = QUESTIONS if stage else facts
+        found, *batch = drawn(rows, length, np.zeros(rows, int) if facts < QUESTIONS else None, facts)
         batch.append(torch.from_numpy(found["answer"]).to(device))
         if is_cuda and (rows, length) != shape:
             shape, run = (rows, length), None  # frees the memory of the last graph first
             run = captured(batch)
-        of_answers, of_others = run(*batch)
+        of_answers, of_others, of_firsts = run(*batch)
         step += 1
+        firsts += of_firsts
+        if step % LOOK == 0:
+            facts += facts < QUESTIONS and firsts.item() > ENOUGH * LOOK
+            firsts.zero_()
         if (now := time.monotonic()) - printed > 10:
             printed = now
             print(
-                f"{100 * done:3.0f} %, step {step}, {rows} x {length}: answers {of_answers.item():.3f}, "
-                f"filler {of_others.item():.3f}",
+                f"{100 * done:3.0f} %, step {step}, {rows} x {length}, {facts} facts: answers {of_answers.item():.3f}, "
+                f"filler {of_others.item():.3f}; first values right {of_firsts.item():.2f}",
                 flush=True,
             )
     np.savez(args.output, **{name: x.detach().float().cpu().numpy() for name, x in p.items()})
@@ -335,19 +370,23 @@ def train(args: argparse.Namespace) -> None:
 
     @torch.no_grad()
     def examine(length: int, rows: int) -> None:
-        """Answers that are right by kind, and facts among the best tenth of units of 64 tokens, by each attention block."""
+        """Values that are right by kind, and facts among the best tenth of units of 64 tokens, by each attention block.
+
+        Of first values 0.41 are right by elimination, as each fact is asked for once.
+        """
         for kind, name in enumerate(KINDS):
-            right, n, recall, asked = 0, 0, dict.fromkeys(full, 0), 0
+            right, n, recall, asked = np.zeros(2, int), np.zeros(2, int), dict.fromkeys(full, 0), 0
             for _ in range(rows):
                 found, ids, positions = drawn(1, length, np.array([kind]))
                 with autocast():
                     logits, seen = model(ids, positions)
-                answer = torch.from_numpy(found["answer"][0, 1:]).to(device)
-                hit = logits[0, :-1].argmax(-1) == ids[0, 1:]
-                right, n = right + int(hit[answer].sum()), n + int(answer.sum())
+                hit = (logits[0, :-1].argmax(-1) == ids[0, 1:]).cpu().numpy()
+                answer, before = found["answer"][0, 1:], found["answer"][0, :-1]
+                for i, chosen in enumerate((answer & ~before, answer & before)):
+                    right[i], n[i] = right[i] + hit[chosen].sum(), n[i] + chosen.sum()
                 body = length - QUESTIONS * QUESTION
                 for block, (q, k) in seen.items():
-                    q = q[0].float().repeat_interleave(1, 1)
+                    q = q[0].float()
                     k = k[0, :body].float().repeat_interleave(heads // kv_heads, 1)
                     for j in range(QUESTIONS):
                         at = body + j * QUESTION
@@ -359,7 +398,8 @@ def train(args: argparse.Namespace) -> None:
                         recall[block] += all(u in best for u in needed)
                 asked += QUESTIONS
             shown = ", ".join(f"block {b} {r / asked:.2f}" for b, r in recall.items())
-            print(f"{length} tokens, {name}: {right / n:.3f} right; recall at 0.1: {shown}", flush=True)
+            values = " and ".join(f"{r / m:.3f}" for r, m in zip(right, n) if m)
+            print(f"{length} tokens, {name}: values right {values}; recall at 0.1: {shown}", flush=True)
 
     for _, length, _ in sizes.stages:
         examine(length, args.examined)
@@ -428,7 +468,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="write weights here (.npz)")
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, help="the highest learning rate, instead of that of the sizes")
     parser.add_argument(
         "--examined", type=int, default=10, help="texts of each kind and length that are examined"
     )
