@@ -200,9 +200,11 @@ def train(args: argparse.Namespace) -> None:
             put[b + "attn_qkv.weight"] = matrix(channels, width)
             put[b + "attn_gate.weight"] = matrix(inner, width)
             put[b + "ssm_conv1d.weight"] = nn.Parameter(torch.randn(channels, KERNEL) * 0.5)
-            put[b + "ssm_dt.bias"] = nn.Parameter(torch.zeros(v_heads))
-            put[b + "ssm_a"] = nn.Parameter(-torch.linspace(1.5, 3, v_heads))
-            put[b + "ssm_alpha.weight"] = nn.Parameter(torch.zeros(v_heads, width))
+            put[b + "ssm_dt.bias"] = nn.Parameter(torch.linspace(-4, 0, v_heads) * args.remember)
+            put[b + "ssm_a"] = nn.Parameter(
+                -torch.linspace(*((0.3, 1.5) if args.remember else (1.5, 3)), v_heads)
+            )
+            put[b + "ssm_alpha.weight"] = nn.Parameter(matrix(v_heads, width).detach() * args.remember)
             put[b + "ssm_beta.weight"] = matrix(v_heads, width)
             put[b + "ssm_norm.weight"] = nn.Parameter(torch.ones(state))
             put[b + "ssm_out.weight"] = matrix(width, inner, small)
@@ -215,7 +217,7 @@ def train(args: argparse.Namespace) -> None:
     p = {name: w[name.replace(".", "|")] for name in put}
     for name, x in p.items():
         # delta nets forget within some tokens: else they answer, and attention has nothing to find
-        x.requires_grad_(not any(part in name for part in ("ssm_a", "ssm_dt")))
+        x.requires_grad_(args.remember or not any(part in name for part in ("ssm_a", "ssm_dt")))
     print(f"{sum(x.numel() for x in p.values()) / 1e6:.2f} M parameters on {device}", flush=True)
     pairs = torch.arange(rot // 2, device=device)
     frequencies = THETA ** (-2.0 * pairs / rot)
@@ -473,6 +475,7 @@ def main() -> None:
         "--examined", type=int, default=10, help="texts of each kind and length that are examined"
     )
     parser.add_argument("--begin", type=Path, help="go on from these weights (.npz)")
+    parser.add_argument("--remember", action="store_true", help="train the decays of delta nets too")
     parser.add_argument("--gguf", type=Path, help="write a file of --weights instead of training")
     parser.add_argument("--weights", type=Path)
     parser.add_argument(
