@@ -67,7 +67,7 @@ def attention(
     if gated:
         factor = g.softplus(gate[0])
         o = g.mul(g.reshape(o, d, heads, n), g.reshape(factor, factor.ne[0] // heads, heads, n))
-    elif has_gates:
-        factor = g.sigmoid(g.cont(g.view(whole, (d, heads, n), strides, offset=d * 4), d * heads, n))
-        o = g.mul(g.reshape(o, d * heads, n), factor)
-    return matmul(g, w, name + "output", g.reshape(o, d * heads, n))
+    o = g.reshape(o, d * heads, n)
+    if has_gates:
+        o = g.mul(o, g.sigmoid(g.cont(g.view(whole, (d, heads, n), strides, offset=d * 4), d * heads, n)))
+    return matmul(g, w, name + "output", o)

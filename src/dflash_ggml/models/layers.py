@@ -9,6 +9,7 @@ from ..ggml.bindings import Tensor
 from ..ggml.device import F32, I32, NARROW_COLUMNS
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
+from ..state.kv import Visibility
 from ..state.memory import padded
 from ..state.ring import TILE, RingView
 from ..state.spec import Recurrent
@@ -23,7 +24,7 @@ SPANNED = 16384
 APPENDED = 512  # columns of a batch that the draft takes in at once
 
 
-class Columns:
+class Columns(Visibility):
     """Inputs of a batch: each column's token, position, cache row and visibility.
 
     Args:
@@ -39,8 +40,6 @@ class Columns:
         self._ranges = g.reshape(rest[1], self.n, 2) if rest else None
         self._seqs = g.input(f"{name}seqs", I32, 3, batch.seqs) if batch.seqs else None
         self.seqs = self._seqs if batch.is_forest else None  # trees of several sequences
-        self._spans: Tensor | None = None
-        self._spanned: Tensor | None = None  # the sequences, as in `seqs`, of `_spans`
         self.gathered: Tensor | None = None  # visible rows, if not the first n_kv
         if batch.window is not None:
             self.gathered, self._mask = batch.window.build(g, self.n)
@@ -78,27 +77,6 @@ class Columns:
         if self.seqs is not None:
             return ForestRecurrence(g, state, layer, self.parents, self.seqs)
         return Recurrence(g, state, layer, self.parents, self.path, self._seqs)
-
-    def attend(
-        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
-        """Attention over the rows that each column sees.
-
-        Args:
-            q: [d, n, heads].
-            keys, values: [d, n_kv, kv_heads].
-            scale: Scale of the scores.
-            sinks: See `Graph.attention`.
-
-        Returns:
-            [d, heads, n].
-        """
-        # range attention has no sinks: use one mask for all layers
-        if self._mask is None and sinks is not None:
-            self._mask = g.range_mask(self._ranges, self.n_kv)
-        if self._mask is None:
-            return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans, sinks)
 
 
 class Joined(Columns):

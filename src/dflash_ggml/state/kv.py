@@ -33,6 +33,38 @@ def kv_bucket(rows: int, on_gpu: bool = False) -> int:
     return -(-rows // step) * step
 
 
+class Visibility:
+    """The cache rows that each column of a pass sees: a mask float16 [n_kv, n], or a range of rows per column, int32 [n, 2]."""
+
+    n_kv: int
+    _mask: Tensor | None = None
+    _ranges: Tensor | None = None
+    # the rows that a sequence's columns see, so that others need not be read: int32 [2, sequences], and the sequences
+    _spans: Tensor | None = None
+    _spanned: Tensor | None = None
+
+    def attend(
+        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attention over the rows that each column sees.
+
+        Args:
+            q: [d, n, heads].
+            keys, values: [d, n_kv, kv_heads].
+            scale: Scale of the scores.
+            sinks: See `Graph.attention`.
+
+        Returns:
+            [d, heads, n].
+        """
+        # range attention has no sinks: use one mask for all layers
+        if self._mask is None and sinks is not None:
+            self._mask = g.range_mask(self._ranges, self.n_kv)
+        if self._mask is None:
+            return g.range_attention(q, keys, values, self._ranges, scale)
+        return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans, sinks)
+
+
 def under(mask: Tensor) -> Callable[..., Tensor]:
     """Attention over the rows that a mask float16 [n_kv, n] shows, for `LayerCache.attend`."""
     return lambda g, q, keys, values, scale: g.attention(q, keys, values, mask, scale)

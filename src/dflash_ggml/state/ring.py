@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from ..ggml.bindings import Tensor
 from ..ggml.device import F16, I32, NARROW_COLUMNS, Device
 from ..ggml.graph import Graph, packed
 from ..ggml.operations import MOST_SPANS
-from .kv import KvCache
+from .kv import KvCache, Visibility
 from .kv_type import KvType
 from .mask import HIDDEN
 from .memory import padded
@@ -49,7 +48,7 @@ class TreeColumns:
     own: NDArray[np.bool_]
 
 
-class RingView:
+class RingView(Visibility):
     """What the columns of a pass see of a ring; the counterpart of `Columns` for whole caches.
 
     Args:
@@ -57,31 +56,20 @@ class RingView:
     """
 
     def __init__(self, g: Graph, name: str, window: int, n: int, positions, is_tree: bool, seqs=None) -> None:
-        self.n, self.positions, self._seqs, self._spans = n, positions, None, None
+        self.n, self.positions = n, positions
         self.n_kv = padded(window - 1 + TILE - 1 + n, 256)
         if seqs is not None:
             self.n_kv = padded(seqs.ne[1] * (window - 1 + 2 * (TILE - 1)) + n, 256)
             if seqs.ne[1] <= MOST_SPANS:
-                self._seqs, self._spans = seqs, g.input(f"{name} spans", I32, 2, seqs.ne[1])
+                self._spanned, self._spans = seqs, g.input(f"{name} spans", I32, 2, seqs.ne[1])
         parts = packed(g, f"{name} rows", n, self.n_kv, *(() if is_tree else (2 * n,)))
         self.rows, self.gathered = parts[:2]
-        self._mask: Any = None
         if is_tree:
             self._mask = g.input(f"{name} mask", F16, self.n_kv, n)
             return
         self._ranges = g.reshape(parts[2], n, 2)
         if g.device.is_gpu and n <= NARROW_COLUMNS:
             self._mask = g.range_mask(self._ranges, self.n_kv)
-
-    def attend(
-        self, g: Graph, q: Tensor, keys: Tensor, values: Tensor, scale: float, sinks: Tensor | None = None
-    ) -> Tensor:
-        """See Columns.attend."""
-        if self._mask is None and sinks is not None:
-            self._mask = g.range_mask(self._ranges, self.n_kv)
-        if self._mask is None:
-            return g.range_attention(q, keys, values, self._ranges, scale)
-        return g.attention(q, keys, values, self._mask, scale, self._seqs, self._spans, sinks)
 
 
 class Ring:
