@@ -53,7 +53,7 @@ class Setting:
     machine: Machine
     budget: int = 31
     repeats: bool = False
-    copies: bool = False
+    lookup: bool = False
     context: int = 8  # tokens of the prompt
 
 
@@ -216,7 +216,7 @@ def parts_of(engine: Solo) -> list[tuple[str, Any, str]]:
         (" take in", engine.drafter, "take_in"),
         ("verify pass", engine.passes, "verify"),
         (" linear pass", engine.passes, "linear"),
-        ("think", Policy, "think"),
+        ("catch up", Policy, "catch_up"),
         ("accept", Acceptance, "walk"),
         ("commit pass", engine.passes, "commit"),
         (" masks", ResidentMask, "fill"),

@@ -134,5 +134,5 @@ def equal_shares(engine: Engine, columns: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in ("plan", "cut", "record", "think") if columns else ():
+        for name in ("plan", "cut", "record", "catch_up") if columns else ():
             delattr(policy, name)

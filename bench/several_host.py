@@ -38,7 +38,7 @@ from reference.virtual_clock import SEVERAL_H100, JointMachine  # behind made_up
 
 WARM_UP = 60  # steps
 PROMPT = 40  # tokens
-BUSY = "think"  # a part that a GPU does not wait for
+BUSY = "catch up"  # a part that a GPU does not wait for
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def watched(engine: Engine, made_up: MadeUp, parts: Parts) -> None:
         (Policy, "plan", "plan"),  # of the class: equal shares stand before the object's own
         (Policy, "cut", "cut"),
         (Policy, "record", "record"),
-        (Policy, "think", BUSY),
+        (Policy, "catch_up", BUSY),
         (Slot, "prepare", "ready"),
     ):
         parts.wrap(owner, name, part)
