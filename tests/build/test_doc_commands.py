@@ -13,8 +13,9 @@ from types import ModuleType
 import pytest
 
 from dflash_ggml.bench import cli as bench
-from dflash_ggml.cli import chat, convert, doctor, run, train
+from dflash_ggml.cli import chat, convert, doctor, run
 from dflash_ggml.server import cli as serve
+from dflash_ggml.train import cli as train
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {

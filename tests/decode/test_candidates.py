@@ -94,7 +94,7 @@ def test_budgets_beyond_the_candidates_allocate_nothing(order, monkeypatch):
     candidates = rows_of(0, 3, 2)
     every = grow(0, candidates, 14, order)
     for room in (1, 2, 3, 14, 4096):
-        monkeypatch.setattr(tree_module, "_ROOM", room)
+        monkeypatch.setattr(tree_module, "_INITIAL_NODES", room)
         tree = grow(0, candidates, 10**12, order)
         assert tree.tokens.tolist() == every.tokens.tolist()
         assert tree.parents.tolist() == every.parents.tolist()

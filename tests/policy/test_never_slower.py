@@ -174,9 +174,9 @@ def test_repetition_that_a_draft_does_not_foretell_is_tried_ever_more_seldom():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_device_has_to_be_busy_for_it(monkeypatch, seed: int):
-    """What `think` does is done in time where it is never called."""
+    """What `catch_up` does is done in time where it is never called."""
     there = decode(auto(CPU), CPU, [SyntheticSequence(0.8, seed)], 600)
-    monkeypatch.setattr(Policy, "think", lambda self: None)
+    monkeypatch.setattr(Policy, "catch_up", lambda self: None)
     assert decode(auto(CPU), CPU, [SyntheticSequence(0.8, seed)], 600).rate() >= 0.97 * there.rate()
     assert decode(auto(H100), H100, [SyntheticSequence(0.8, seed)], 600).rate() * H100.plain > 2.5
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-VERSION = 5  # of the declarations, as in version.h
+VERSION = 6  # of the declarations, as in version.h
 
 try:
     from ._native import ffi, lib

@@ -71,7 +71,6 @@ static struct row *new_row(struct reading *reading, int n) {
 int32_t reading_open(struct reading *reading, const struct draft *draft) {
     *reading = (struct reading){.draft = draft};
     if (!draft) return -1;
-    if (draft->asked) return 0;
     if (!draft->n_parts) {
         size_t cursors = (size_t)draft->n_depths * (draft->pairs ? draft->n_ranks : 1);
         reading->known = calloc(cursors + 1, sizeof(struct row *));
@@ -177,15 +176,4 @@ const struct row *reading_at(struct reading *reading, int32_t cursor) {
         }
     }
     return reading->known[cursor] = row;
-}
-
-const struct row *reading_take(struct reading *reading, int n, const int32_t *tokens, const double *log_probs) {
-    struct row *row = new_row(reading, n);
-    if (!row) return NULL;
-    for (; row->n < n && log_probs[row->n] > -INFINITY; row->n++) {
-        row->tokens[row->n] = tokens[row->n], row->scores[row->n] = log_probs[row->n];
-        row->cursors[row->n] = reading->n_spots + row->n + 1; // the root's is 0
-    }
-    reading->n_spots += n;
-    return row;
 }

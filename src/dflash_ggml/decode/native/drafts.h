@@ -1,10 +1,9 @@
 // Candidates of draft models; see candidates.py.
 
 // Plain rows: ids and log_probs [n_depths][n_ranks], descending, without NaN. With pairs
-// [n_depths][n_ranks][n_ranks], else NULL. Or several drafts, parts [n_parts]. Or a draft that is called for each node
-// (asked).
+// [n_depths][n_ranks][n_ranks], else NULL. Or several drafts, parts [n_parts].
 struct draft {
-    int n_depths, n_ranks, n_parts, asked;
+    int n_depths, n_ranks, n_parts;
     const int32_t *ids;
     const float *log_probs, *pairs;
     const struct draft *const *parts;
@@ -33,8 +32,7 @@ struct row {
 };
 
 // The rows that a tree has read so far. known: rows by cursor; masses: of pairs, by depth, NaN if not
-// computed. spots [n_spots][n_parts]: of several drafts, the cursors of each after a candidate; of a
-// called draft n_spots is the number of its candidates.
+// computed. spots [n_spots][n_parts]: of several drafts, the cursors of each after a candidate.
 struct reading {
     const struct draft *draft;
     struct row *rows;
@@ -50,6 +48,3 @@ void reading_close(struct reading *reading);
 
 // The row at a cursor from the root or another row; NULL without memory.
 const struct row *reading_at(struct reading *reading, int32_t cursor);
-
-// Adds the next row of a called draft: n candidates.
-const struct row *reading_take(struct reading *reading, int n, const int32_t *tokens, const double *log_probs);

@@ -1,4 +1,4 @@
-// Probability of the best continuation, in one call: most plain steps of a small model need no more; see glance.py.
+// Probability of the best continuation, in one call: most plain steps of a small model need no more; see lookup.py.
 
 #define GLANCE_MATCHES 12 // twice NGRAM_HOPS
 

@@ -205,28 +205,26 @@ static int take_best(struct growth *g) {
     return 1;
 }
 
-// Grows until the tree is complete, -1; until a draft must be called, its cursor; or until memory runs
-// out, -2.
+// Grows until the tree is complete; -1 without memory.
 static int run(struct growth *g) {
     while (g->n <= g->budget) {
         if (g->open >= 0) {
             struct node *node = &g->nodes[g->open];
             if (node->cursor >= 0 && !node->row) {
-                if (g->reading.draft->asked) return node->cursor;
-                if (!(node->row = reading_at(&g->reading, node->cursor))) return -2;
+                if (!(node->row = reading_at(&g->reading, node->cursor))) return -1;
             }
             queue_children(g, g->open);
             g->open = -1;
         }
         if (g->order == BEST_FIRST) {
-            if (!take_best(g)) return -1;
+            if (!take_best(g)) return 0;
         } else if (!take_from_chain(g)) {
-            if (g->order == SPINE) return -1;
+            if (g->order == SPINE) return 0;
             g->order = BEST_FIRST;
             for (int i = 1; i < g->n_heap; i++) lift(g->heap, i, g->heap[i]);
         }
     }
-    return -1;
+    return 0;
 }
 
 static void release(struct growth *g) {
@@ -267,39 +265,7 @@ int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *s
     if (prepare(&g, root, budget, ints, rests, sources, draft, lookup, rates, order) < 0) return -1;
     int done = run(&g);
     release(&g);
-    return done == -1 ? g.n : -1;
-}
-
-static const struct draft ASKED = {.asked = 1};
-
-struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                          const struct lookup *lookup, const struct lookup_rates *rates, int order) {
-    struct growth *g = malloc(sizeof(struct growth));
-    if (g && prepare(g, root, budget, ints, rests, sources, &ASKED, lookup, rates, order) < 0) {
-        free(g);
-        return NULL;
-    }
-    return g;
-}
-
-int growth_run(struct growth *g) {
-    return run(g);
-}
-
-int growth_give(struct growth *g, int n, const int32_t *tokens, const double *log_probs) {
-    if (g->open < 0 || g->nodes[g->open].row) return 0; // nothing is pending
-    g->nodes[g->open].row = reading_take(&g->reading, n, tokens, log_probs);
-    return g->nodes[g->open].row ? 0 : -1;
-}
-
-int growth_end(const struct growth *g) {
-    return g->n;
-}
-
-void growth_free(struct growth *g) {
-    if (!g) return;
-    release(g);
-    free(g);
+    return done < 0 ? -1 : g.n;
 }
 
 int tree_observers(int n, const int32_t *parents, int width, uint8_t *bits) {

@@ -1,4 +1,4 @@
-// Growth of draft trees; see tree.py and merged.py.
+// Growth of draft trees; see tree.py and lookup.py.
 
 #define BEST_FIRST 0
 #define CHAIN_SEED 1 // the chain of best children, then best first
@@ -10,17 +10,6 @@
 // 1].
 int tree_grow(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources, const struct draft *draft,
               const struct lookup *lookup, const struct lookup_rates *rates, int order);
-
-// The same for a draft that is called for each node. growth_run returns the cursor to expand, -1 at
-// the end, -2 without memory. Cursors count candidates in order; the root's is 0.
-// growth_give: children, best first; -1 without memory.
-struct growth;
-struct growth *growth_new(int32_t root, int budget, int32_t *ints, double *rests, uint8_t *sources,
-                          const struct lookup *lookup, const struct lookup_rates *rates, int order);
-int growth_run(struct growth *growth);
-int growth_give(struct growth *growth, int n, const int32_t *tokens, const double *log_probs);
-int growth_end(const struct growth *growth);
-void growth_free(struct growth *growth);
 
 // Which nodes attend to each of `width` >= n nodes: bits [width][(width + 7) / 8] of zeros. Returns -1, or
 // the last node with an invalid parent.
