@@ -13,7 +13,10 @@ from dflash_ggml.ggml.store import Workspace
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("heads, kv_heads", [(9, 3), (4, 2), (5, 5)])
 @pytest.mark.parametrize("n", [2, 8, 21, 63])
-def test_columns_see_what_the_mask_shows(n: int, heads: int, kv_heads: int, threads: int) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_columns_see_what_the_mask_shows(
+    n: int, heads: int, kv_heads: int, threads: int, has_sinks: bool
+) -> None:
     d, n_kv, scale = 48, 256, 0.2
     rng = np.random.default_rng(n)
     q = rng.normal(size=(heads, n, d)).astype(np.float32)
@@ -25,12 +28,15 @@ def test_columns_see_what_the_mask_shows(n: int, heads: int, kv_heads: int, thre
     )
     shown[0, 131] = True
     k[:, 200:], v[:, 200:] = 1e30, -1e30
+    sinks = rng.uniform(-2, 6, heads).astype(np.float32)
+    sinks[:2] = 300, -300  # one beside which all scores vanish
     device = Device.cpu(threads)
     workspace, g = Workspace(device), Graph(device, 32)
-    shapes = {"q": (F32, q), "k": (F32, k), "v": (F32, v)}
+    shapes = {"q": (F32, q), "k": (F32, k), "v": (F32, v)} | ({"sinks": (F32, sinks)} if has_sinks else {})
     tensors = {name: g.input(name, kind, *x.shape[::-1]) for name, (kind, x) in shapes.items()}
     mask = g.input("mask", F16, n_kv, n)
-    g.output(g.attention(tensors["q"], tensors["k"], tensors["v"], mask, scale), "y")
+    y = g.attention(tensors["q"], tensors["k"], tensors["v"], mask, scale, sinks=tensors.get("sinks"))
+    g.output(y, "y")
     g.place(workspace)
     for name, (_, x) in shapes.items():
         g.inputs[name].array[...] = x.reshape(g.inputs[name].array.shape)
@@ -42,8 +48,10 @@ def test_columns_see_what_the_mask_shows(n: int, heads: int, kv_heads: int, thre
         one = head * kv_heads // heads
         scores = q[head].astype(np.float64) @ k[one].astype(np.float64).T * scale
         scores = np.where(shown, scores, -np.inf)
-        weight = np.exp(scores - scores.max(1, keepdims=True))
-        exact = (weight / weight.sum(1, keepdims=True)) @ v[one].astype(np.float64)
+        sink = float(sinks[head]) if has_sinks else -np.inf
+        top = np.maximum(scores.max(1, keepdims=True), sink)
+        weight = np.exp(scores - top)
+        exact = (weight / (weight.sum(1, keepdims=True) + np.exp(sink - top))) @ v[one].astype(np.float64)
         np.testing.assert_allclose(found[:, head], exact, rtol=1e-4, atol=1e-5)
     for thing in (g, workspace, device):
         thing.close()
