@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -195,8 +195,15 @@ def test_requests_that_come_and_go_all_the_time() -> None:
 
 
 def test_closing_ends_what_runs() -> None:
-    on = opened()
-    run = run_completion(on, request(0, **ENDLESS))
+    on, steps = opened(), count()
+
+    def hold(step: Any) -> None:
+        """Let the second step last until the session is being closed, so that the answer cannot end before."""
+        until = time.monotonic() + GUARD_S
+        while next(steps) and not on.scheduler._closed and time.monotonic() < until:
+            time.sleep(0.001)
+
+    run = run_completion(on, request(0, **ENDLESS), hooks=Hooks(on_step=hold))
     next(run)
     on.close()
     with pytest.raises((DflashError, ConfigError)):
