@@ -346,12 +346,17 @@ QUESTIONS = (
         "What does a pass take, beside llama.cpp?",
         f"{RANDOM} Q4_K_M mix, 2,048 tokens before; whole calls in milliseconds, the better of two rounds."
         " `prompt` is 4,096 tokens."
-        " smol: SmolLM2-135M, real weights, Q4_1; H100 one round, 1,024 tokens before, prompt 2,048; two cores 256 and 512.",
+        " smol: SmolLM2-135M, real weights, Q4_1; H100 one round, 1,024 tokens before, prompt 2,048; two cores 256 and 512."
+        " vulkan: both programs through Vulkan, one round, 1,024 tokens before, prompt 2,048.",
         ("plain", *VERIFY[:5], "prompt"),
         (
             "beside-llama-h100-27b",
             "beside-llama-h100-35b-a3b",
+            "beside-llama-h100-gpt-oss-20b",
+            "beside-llama-h100-gemma4-26b-a4b",
+            "beside-llama-h100-0.8b",
             "beside-llama-h100-smollm2",
+            "beside-llama-h100-27b-vulkan",
             "beside-llama-epyc-smollm2",
         ),
         beside_llama,
@@ -361,7 +366,7 @@ QUESTIONS = (
         f"{RANDOM} Q4_K_M mix, Q8_0 draft; milliseconds on the device. `verify n` checks n candidates, the root counted.",
         ("plain", *VERIFY, "draft", "commit"),
         (
-            "step-h100-27b-5",
+            "step-h100-27b-6",
             "step-one-of-2-h100",
             "step-2-h100-tensor",
             "step-h200-27b",
@@ -381,7 +386,7 @@ QUESTIONS = (
         FORCED,
         ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
         (
-            "step-h100-27b-5",
+            "step-h100-27b-6",
             "step-one-of-2-h100",
             "step-2-h100-layer",
             "step-2-h100-tensor",
@@ -431,7 +436,7 @@ QUESTIONS = (
         "RANDOM WEIGHTS and MADE-UP ACCEPTANCE, 27B shape, 500 tokens of prompt each. High acceptance is 8.4 tokens a step"
         " at 16 columns, low 3.5; mixed is half and half. Equal shares: 64 columns divided evenly.",
         ("plain", "equal shares", "auto"),
-        ("several-hoped", "several-h200-27b"),
+        ("several-hoped", "several-h100-27b", "several-h200-27b"),
         batched,
     ),
     Question(
