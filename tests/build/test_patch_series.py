@@ -76,6 +76,11 @@ def test_the_series_ends_in_the_recorded_sources() -> None:
     assert vendor.digest_of(sources) == FINAL_TREE
 
 
+def test_what_waits_follows_on_the_series() -> None:
+    files, waiting = pinned_tree(), vendor.patch_files(ROOT / "patches" / "waiting")
+    vendor.apply_patches(files, [*SERIES, *waiting])  # raises where a hunk does not fit
+
+
 def test_factor_rollback_applies_alone() -> None:
     """Without the convolution's patch, and with a chain as its first case: the smallest useful offer."""
     files = pinned_tree()
