@@ -4,9 +4,9 @@ installs.
     python tools/doc_commands.py [PAGE...] [--list] [--python PYTHON]
 
 Every fenced block of `sh`, and of `python` behind `<!-- runs: -->`, is run in its page's order, in one folder and one new
-environment per page; `.` in `pip install` is this checkout. A block behind `<!-- needs: SOMETHING -->` is named and skipped.
-One whose last command is `dflash-serve` keeps running until the page ends; what follows waits until it answers. Prints a line
-per block and exits with 1 if one failed.
+environment per page; `.` in `pip install` is a wheel that is built once from this checkout. A block behind
+`<!-- needs: SOMETHING -->` is named and skipped. One whose last command is `dflash-serve` keeps running until the page
+ends; what follows waits until it answers. Prints a line per block and exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,14 @@ def blocks(page: Path) -> Iterator[Block]:
         )
 
 
-def run_page(page: Path, python: str) -> bool:
+def build_wheel(folder: Path, python: str) -> Path:
+    """Build this checkout's wheel as `pip install .` would, into `folder`."""
+    command = [python, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(command, check=True)
+    return next(folder.glob("*.whl"))
+
+
+def run_page(page: Path, python: str, wheel: Path) -> bool:
     """Run a page's blocks. Returns whether none failed."""
     todo, servers, fine = list(blocks(page)), list[subprocess.Popen[bytes]](), True
     if not any(not block.needs for block in todo):
@@ -85,7 +92,9 @@ def run_page(page: Path, python: str) -> bool:
             "LANG": "C.UTF-8",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         }
-        _sh(f"pip install -q {shlex.quote(str(ROOT))}", here, environment)
+        if error := _sh(f"pip install -q {shlex.quote(str(wheel))}", here, environment):
+            print(f"{page.relative_to(ROOT)}: {error}", flush=True)
+            return False
         try:
             for block in todo:
                 if block.needs:
@@ -96,7 +105,7 @@ def run_page(page: Path, python: str) -> bool:
                     servers.append(subprocess.Popen(["sh", "-ec", block.text], cwd=here, env=environment))
                     error = _answers(block.server, servers[-1])
                 else:
-                    error = _run(block, here, environment)
+                    error = _run(block, here, environment, wheel)
                 fine &= not error
                 _say(block, error or f"ok, {time.monotonic() - began:.1f} s")
         finally:
@@ -107,14 +116,13 @@ def run_page(page: Path, python: str) -> bool:
     return fine
 
 
-def _run(block: Block, here: Path, environment: dict[str, str]) -> str:
+def _run(block: Block, here: Path, environment: dict[str, str], wheel: Path) -> str:
     """Run a block; what went wrong, "" for nothing."""
     if block.kind == "python":
         (here / "block.py").write_text(block.text)
     command = "python block.py" if block.kind == "python" else block.text
-    return _sh(
-        re.sub(r"pip install ('?)\.(?=[\s'\[])", rf"pip install -q \g<1>{ROOT}", command), here, environment
-    )
+    command = re.sub(r"pip install ('?)\.(?=[\s'\[])", rf"pip install -q \g<1>{wheel}", command)
+    return _sh(command, here, environment)
 
 
 def _sh(command: str, here: Path, environment: dict[str, str]) -> str:
@@ -153,14 +161,15 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the blocks, run nothing")
     parser.add_argument("--python", default=sys.executable)
     args = parser.parse_args()
-    fine = True
-    for page in [page.resolve() for page in args.pages] or pages():
-        if args.list:
-            for block in blocks(page):
-                _say(block, f"needs {block.needs}" if block.needs else block.kind)
-        else:
-            fine &= run_page(page, args.python)
-    return 0 if fine else 1
+    wanted = [page.resolve() for page in args.pages] or pages()
+    if args.list:
+        for block in (block for page in wanted for block in blocks(page)):
+            _say(block, f"needs {block.needs}" if block.needs else block.kind)
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        wheel = build_wheel(Path(folder), args.python)
+        failed = [page for page in wanted if not run_page(page, args.python, wheel)]
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

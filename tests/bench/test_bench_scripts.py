@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +40,14 @@ def test_the_figures_page_is_what_its_script_writes() -> None:
         [sys.executable, str(BENCH / "figures.py"), "--check"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not (BENCH / "results").is_dir(), reason="an sdist has no results")
+def test_the_picture_is_drawn_from_the_result_that_its_script_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(BENCH))
+    script = importlib.import_module("speed_picture")
+    about = "\n".join(
+        f"{name}: {value}" for name, value in script.facts(json.loads(script.RESULT.read_text()))
+    )
+    assert f"<desc>{about}</desc>" in script.PICTURE.read_text(), "run bench/speed_picture.py"
