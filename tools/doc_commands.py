@@ -102,7 +102,10 @@ def run_page(page: Path, python: str, wheel: Path) -> bool:
                     continue
                 began = time.monotonic()
                 if block.server:
-                    servers.append(subprocess.Popen(["sh", "-ec", block.text], cwd=here, env=environment))
+                    *before, last = block.text.strip().splitlines()
+                    # in the shell's place, so that to end the one ends the other
+                    command = "\n".join([*before, f"exec {last}"])
+                    servers.append(subprocess.Popen(["sh", "-ec", command], cwd=here, env=environment))
                     error = _answers(block.server, servers[-1])
                 else:
                     error = _run(block, here, environment, wheel)

@@ -53,6 +53,14 @@ def test_a_command_is_understood(words: list[str], monkeypatch: pytest.MonkeyPat
     parser.parse_args(words[1:])
 
 
+def test_the_extras_of_every_installation_exist():
+    """pip only warns about one that does not."""
+    project = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    extras = set(re.findall(r"^(\w+) = \[", project.partition("\n[project.scripts]")[0], re.MULTILINE))
+    named = re.findall(r"pip install '(?:\.|dflash-ggml)\[(.*?)\]", "".join(block.text for block in BLOCKS))
+    assert named and {extra for names in named for extra in names.split(",")} <= extras
+
+
 def test_there_are_pages_with_commands_and_some_that_run_anywhere():
     assert len(COMMANDS) > 25
     assert {block.page.name for block in BLOCKS if not block.needs} >= {
