@@ -288,6 +288,28 @@ def agents(result: Result) -> Iterator[Row]:
     yield label, cells, {}
 
 
+def joined(result: Result) -> Iterator[Row]:
+    for row in result["rows"]:
+        cells = {f"{name}, ms": median(row[name]) for name in ("chunk", "step", "joined")}
+        yield f"{model(result)}, {result['sequences']} sequences, a chunk of {row['tokens']:,}", cells, {}
+
+
+def selection(result: Result) -> Iterator[Row]:
+    names = {"exact": "the whole", "lexical": "a tenth, lexically", "model": "a tenth, by a 0.8B model"}
+    for setting, row in result["settings"].items():
+        cells = {
+            "prefilled": row["read"],
+            "selection, s": row["score_ms"] / 1e3,
+            "first token, s": row["first_ms"] / 1e3,
+            "of the next turn, s": row["next_ms"] / 1e3,
+        }
+        yield (
+            f"27B, {result['prompt']:,} tokens, {names[setting]}",
+            cells,
+            {"device": "H100"},
+        )  # the script does not note it
+
+
 def kv_types(result: Result) -> Iterator[Row]:
     for pair in result["pairs"]:
         if (pair["k"], pair["v"]) in {
@@ -445,6 +467,20 @@ QUESTIONS = (
         ("first token, s", "decoding, tokens/s", "without a prompt", "longest gap, ms"),
         ("prompts-beside-h100-27b",),
         prompts_beside,
+    ),
+    Question(
+        "What does a chunk of a prompt take in the pass of a step?",
+        RANDOM + " One pass for both (`joined`) beside a pass for the chunk and one for the step.",
+        ("chunk, ms", "step, ms", "joined, ms"),
+        ("joined-pass-h100-27b",),
+        joined,
+    ),
+    Question(
+        "What does prefilling a part of a long prompt save?",
+        RANDOM + " `--prompt-keep 0.1`, which is lossy; the next turn asks about the same prompt.",
+        ("prefilled", "selection, s", "first token, s", "of the next turn, s"),
+        ("selection-speed-h100",),
+        selection,
     ),
     Question(
         "Is `auto` as fast as the best fixed mode? Made-up acceptance",
