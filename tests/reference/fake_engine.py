@@ -8,6 +8,7 @@ A scripted reply makes it prefer given tokens, as a trained model would; samplin
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -224,7 +225,11 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.n_ctx = self.config.n_ctx or 1024
-        self.device = SimpleNamespace(n_threads=self.config.n_threads or 2, is_gpu=False)
+        self.device = SimpleNamespace(
+            n_threads=self.config.n_threads or 2,
+            is_gpu=False,
+            buffers=SimpleNamespace(keep=lambda *_: None, warm=lambda *_: None),
+        )
         self.batches = BatchSizes(self.config.n_batch or 512)
         self.n_vocab = self.tokenizer.n_vocab + 3  # padded, as real models are
         self.params = SimpleNamespace(
@@ -241,6 +246,7 @@ class FakeEngine:
         }
         self.n_prefilled = 0  # tokens that went through prefill, in all
         self.n_restored = 0
+        self.n_saved = 0  # tokens whose rows were copied to complete snapshots
         self.closed = False
         self.passing = threading.RLock()
         self.in_pass = False
@@ -633,11 +639,19 @@ class FakeSlot:
         parts = [tokens[at : at + BLOCK] for at in range(first, len(tokens), BLOCK)]
         return tuple(RowBlock(part, self.engine.sizes[1] * len(part)) for part in parts)
 
+    @property
+    def row_nbytes(self) -> int:
+        return self.engine.sizes[1]
+
+    def buffers(self, n: int, n_states: int) -> Counter[int]:
+        return Counter({self.engine.sizes[0]: n_states, BLOCK * self.engine.sizes[1]: n // BLOCK})
+
     def completed(self, snapshot: Snapshot, known: Sequence[RowBlock] = ()) -> Snapshot:
         if snapshot.rows is not None:
             return snapshot
         assert self.can_restore(snapshot)
         n = sum(block.n_tokens for block in known)
+        self.engine.n_saved += max(len(snapshot.tokens) - n, 0)
         return replace(snapshot, rows=(*known, *self._blocks(snapshot.tokens, n)))
 
     def can_restore(self, snapshot: Snapshot) -> bool:

@@ -351,3 +351,32 @@ def test_memory_of_four_alternating_conversations() -> None:
                 cached += min(begin.cached_n, best)
     assert cached > 0.97 * best
     assert session.slots.cache.nbytes <= session.slots.cache.budget
+
+
+# ---- rows that are about to be overwritten
+
+
+def test_room_for_the_rows_of_a_snapshot() -> None:
+    ids = tuple(range(100))
+    cache = PrefixCache(1300)
+    shared = Rows(20, 200)
+    for saved in (Saved((7,) * 10, 300), Saved(ids[:20], 100, (shared,)), Saved(ids)):
+        assert cache.put(saved)
+    assert cache.make_room(Saved(ids), 10) and cache.nbytes == 400, (
+        "the other conversation goes, shared rows stay"
+    )
+    assert not cache.make_room(Saved(ids), 13) and not cache.make_room(Saved((1,)), 1)
+    assert cache.nbytes == 400
+
+
+@pytest.mark.parametrize("budget", [10_000, 40_000, 100_000])
+def test_rows_are_copied_once_and_only_if_they_fit(budget: int) -> None:
+    """A prompt of 3,000 tokens, of 30,000 bytes, in a slot that another one needs."""
+    engine, session = long_session(cache_bytes=budget)
+    requests = [CompletionRequest(prompt=name * 3000, sampling=GREEDY, max_tokens=5) for name in "ab"]
+    for request in requests:
+        list(run_completion(session, request))
+    (begin,) = [e for e in run_completion(session, requests[0]) if isinstance(e, Begin)]
+    assert engine.n_saved == (0 if budget == 10_000 else 2 * 2992)
+    assert begin.cached_n == (0 if budget == 10_000 else 2992)
+    assert session.slots.cache.nbytes <= budget

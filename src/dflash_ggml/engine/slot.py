@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, contextmanager
@@ -447,6 +448,15 @@ class Slot:
         """Whether `restore` would work: the rows are in the snapshot or still in the cache."""
         held = self.kv.kept or self.sequence.tokens
         return snapshot.rows is not None or tuple(held[: len(snapshot.tokens)]) == snapshot.tokens
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a token's K/V rows in a snapshot."""
+        return self.kv.tensors().row_nbytes
+
+    def buffers(self, n: int, n_states: int) -> Counter[int]:
+        """Number of host buffers of each size that so many snapshots with the K/V rows of n tokens in all take."""
+        return self.kv.tensors().buffers(n, n_states)
 
     def completed(self, snapshot: Snapshot, known: Items[RowBlock] = ()) -> Snapshot:
         """The snapshot completed with its K/V rows, so that any slot can restore it.

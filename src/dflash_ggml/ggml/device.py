@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,19 +143,80 @@ def cuda_driver() -> int | None:
 
 
 class Buffers:
-    """Reuse of unreferenced host buffers by size: touching fresh pages takes longer than the copy."""
+    """Reuse of unreferenced host buffers by size: touching fresh pages takes longer than the copy. A thread touches buffers that
+    are expected to be taken."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
+        self._lock = threading.Lock()  # of what follows
+        self._to_touch: dict[int, int] = {}  # by size
+        self._thread: threading.Thread | None = None
 
     def take(self, size: int) -> np.ndarray:
         """`size` bytes, uint8. They are reused once neither this array nor a view of it is referenced."""
         free = self._free.setdefault(size, [])
-        memory = free.pop() if free else np.empty(size, np.uint8)
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(size, np.uint8)
         # via a memoryview, so that the base of views is this array, not `memory`
         array = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(array, free.append, memory).atexit = False
         return array
+
+    @property
+    def free_nbytes(self) -> int:
+        """Bytes of the buffers that are free."""
+        return sum(size * len(free) for size, free in list(self._free.items()))
+
+    def keep(self, expected: Mapping[int, int], most: int) -> dict[int, int]:
+        """Free memory of other buffers, so that `most` bytes hold the expected ones and all that stay free; ends `warm`.
+
+        Args:
+            expected: Number of buffers that will be taken, by size.
+
+        Returns:
+            As many of them as `most` allows.
+        """
+        with self._lock:
+            self._to_touch = {}
+        left, possible = max(most, 0), dict[int, int]()
+        for size, n in expected.items():
+            possible[size] = min(n, left // size)
+            left -= possible[size] * size
+        for size, free in list(self._free.items()):
+            surplus = max(len(free) - possible.get(size, 0), 0)
+            n = min(surplus, left // size)
+            left -= n * size
+            del free[: surplus - n]
+        return possible
+
+    def warm(self, expected: Mapping[int, int], most: int) -> None:
+        """As `keep`, and let a thread touch the expected buffers that are not free yet; replaces an earlier call."""
+        possible = self.keep(expected, most)
+        with self._lock:
+            self._to_touch = {size: n - len(self._free.setdefault(size, [])) for size, n in possible.items()}
+            if self._thread is None and any(n > 0 for n in self._to_touch.values()):
+                self._thread = threading.Thread(target=self._touch, name="dflash-buffers", daemon=True)
+                self._thread.start()
+
+    def _touch(self) -> None:
+        while True:
+            with self._lock:
+                size = next((size for size, n in self._to_touch.items() if n > 0), None)
+                if size is None:
+                    self._thread = None
+                    return
+            try:
+                memory = np.empty(size, np.uint8)
+            except MemoryError:  # whoever needs it will be told
+                self.keep({}, 0)
+                continue
+            memory[:: mmap.PAGESIZE] = 0  # releases the interpreter's lock
+            with self._lock:
+                if self._to_touch.get(size, 0) > 0:
+                    self._to_touch[size] -= 1
+                    self._free[size].append(memory)
 
 
 class Pinned:
@@ -567,6 +629,7 @@ class Device:
             other.close()
         if self._thread is not None:
             self._thread.shutdown()
+        self.buffers.keep({}, 0)
         self._pinned.close()
         for event in (self._mark, self._free):
             if event != ffi.NULL:

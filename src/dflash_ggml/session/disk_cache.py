@@ -147,6 +147,11 @@ class DiskCache:
                 self.drop(entry)
         return None
 
+    def takes(self, snapshot: Snapshot, row_nbytes: int) -> bool:
+        """Whether a snapshot, with K/V rows of so many bytes a token, has the right length and is not cached yet."""
+        n = len(snapshot.tokens)
+        return n >= SHORTEST and n * row_nbytes <= self.limit and _name(snapshot.tokens) not in self._entries
+
     def put(self, snapshot: Snapshot, *marks: Snapshot, wait: bool = False) -> bool:
         """Queue a snapshot with rows, and `marks` (states of its prefixes), for writing.
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,12 +82,27 @@ class PrefixCache:
             self._replace(self._entries[key], snapshot)
         else:
             self._add(key, snapshot)
+        evictions = self._evictions()
         while self.nbytes > self.budget:
-            if not self._drop_rows():
-                worst = min(self._entries, key=lambda k: self._worth(self._entries[k]))
-                self._clock = self._worth(self._entries[worst])
-                self._drop(worst)
+            next(evictions)()
         return key in self._entries
+
+    def make_room(self, snapshot: Snapshot, row_nbytes: int) -> bool:
+        """Evict others, so that the K/V rows of a snapshot in the cache fit; False if it cannot have them.
+
+        Args:
+            row_nbytes: Bytes of the rows of a token.
+        """
+        key, wanted = _key(snapshot.tokens), row_nbytes * len(snapshot.tokens)
+        if snapshot.state_nbytes + wanted > self.budget:
+            return False
+        evictions = self._evictions()
+        while key in self._entries:
+            known = sum(block.nbytes for block in self.rows(snapshot.tokens))
+            if self.nbytes + max(wanted - known, 0) <= self.budget:
+                return True
+            next(evictions)()
+        return False
 
     def best(self, ids: Ids, limit: int, usable: Callable[[Snapshot], bool]) -> Snapshot | None:
         """The longest usable snapshot that is a prefix of ids[:limit]; marks all prefixes as used."""
@@ -150,6 +165,15 @@ class PrefixCache:
         likelihood = max(0.5**entry.n_above, INNER * (1 + entry.n_begun))
         return entry.used + likelihood * gap / max(entry.snapshot.state_nbytes + alone, 1)
 
+    def _evictions(self) -> Iterator[Callable[[], None]]:
+        """What to do in turn until there is enough memory."""
+        return chain([self._drop_rows], repeat(self._drop_worst))
+
+    def _drop_worst(self) -> None:
+        worst = min(self._entries, key=lambda k: self._worth(self._entries[k]))
+        self._clock = self._worth(self._entries[worst])
+        self._drop(worst)
+
     def _add(self, key: bytes, snapshot: Snapshot) -> None:
         entry, n = Entry(snapshot, self._clock), len(snapshot.tokens)
         for other_key, other in self._entries.items():
@@ -174,13 +198,12 @@ class PrefixCache:
         entry.snapshot = snapshot
         self._count(snapshot, 1)
 
-    def _drop_rows(self) -> bool:
-        """Drop rows that a slot also has; returns whether there were any."""
+    def _drop_rows(self) -> None:
+        """Drop rows that a slot also has."""
         found = [entry for entry in self._entries.values() if entry.snapshot.rows is not None]
         found = [entry for entry in found if self.on_device(entry.snapshot)]
         for entry in found:
             self._replace(entry, replace(entry.snapshot, rows=None))
-        return bool(found)
 
     def _count(self, snapshot: Snapshot, by: int) -> None:
         """Add or subtract a snapshot's bytes; shared rows count while any snapshot has them."""

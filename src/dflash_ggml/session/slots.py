@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ class CachedSlot:
         self._has_ended = False  # whether the tokens end with a complete answer
         self.is_leaving = False  # whether its K/V rows are about to be overwritten
         self._has_logits = False  # whether the slot's logits belong to its last token
+        self._unsaved = 0  # tokens of its prompt whose K/V rows are not in host memory
 
     @property
     def tokens(self) -> list[int]:
@@ -96,7 +98,7 @@ class CachedSlot:
         """
         if fresh:
             self.reset()
-            self._first_answer = 0
+            self._first_answer = self._unsaved = 0
             return 0
         ids = np.asarray(ids, np.int32)
         live, cache = self.tokens, self.cache
@@ -112,6 +114,8 @@ class CachedSlot:
         cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
         self._marks.update(cache.plan(ids, n, boundaries, first_answer))
         self._first_answer, self._has_ended = first_answer, False
+        self._unsaved = len(ids) - sum(block.n_tokens for block in cache.rows(ids))
+        self._slots.warm_buffers()
         return n
 
     def mark(self, position: int) -> None:
@@ -242,7 +246,8 @@ class CachedSlot:
         return kept if kept is not None and least <= len(kept.tokens) <= self._slots.engine.n_ctx else None
 
     def _save(self, shared: int, wait: bool = False) -> None:
-        """Complete the snapshots after `shared` tokens with their K/V rows, which are about to be overwritten.
+        """Complete the snapshots after `shared` tokens with their K/V rows, which are about to be overwritten: the longest one
+        that has room, and those below it, which share its rows.
 
         Includes one of the whole answer, unless the conversation continues: then its template renders the answer differently.
         """
@@ -254,19 +259,39 @@ class CachedSlot:
         self.is_leaving = True
         try:
             if self._has_ended and shared < self._first_answer and len(live) >= last + MIN_GAP:
-                self._complete(self.slot.snapshot(with_rows=False))
-            done = [self._complete(kept) for kept in lost]
+                lost.insert(0, self.slot.snapshot(with_rows=False))
+                cache.put(lost[0])
+            for kept in lost:  # the longest that there is room for
+                if self._complete(kept, shared):
+                    break
+            if disk is not None and lost and disk.takes(lost[0], self.slot.row_nbytes):
+                self._slots.copies += 1
+                whole = self.slot.completed(lost[0], cache.rows(lost[0].tokens))
+                disk.put(whole, *spread(lost)[1:], wait=wait)
         finally:
             self.is_leaving = False
-        if disk is not None and done:
-            disk.put(*spread(done), wait=wait)
 
-    def _complete(self, snapshot: Snapshot) -> Snapshot:
-        """Keep a snapshot with its K/V rows."""
-        whole = self.slot.completed(snapshot, self.cache.rows(snapshot.tokens))
+    def _complete(self, longest: Snapshot, shared: int) -> bool:
+        """Give a cached snapshot, and those of its prefixes after `shared` tokens, their K/V rows; False if there is no room."""
+        cache, slot = self.cache, self.slot
+        if not cache.make_room(longest, slot.row_nbytes):
+            return False
+        known = cache.rows(longest.tokens)
+        n = len(longest.tokens) - sum(block.n_tokens for block in known)
+        self._slots.engine.device.buffers.keep(slot.buffers(n, 0), cache.budget - cache.nbytes)
         self._slots.copies += 1
-        self.cache.put(whole)
-        return whole
+        cache.put(slot.completed(longest, known))
+        for kept in cache.without_rows(longest.tokens):
+            if len(kept.tokens) > shared:
+                cache.put(slot.completed(kept, cache.rows(kept.tokens)))
+        return True
+
+    def buffers(self) -> Counter[int]:
+        """Number of host buffers of each size that snapshots of the current prompt will take."""
+        n, at = self._unsaved, self.slot.n_tokens
+        if n * self.slot.row_nbytes > self.cache.budget:
+            n = 0  # they are not saved
+        return self.slot.buffers(n, sum(mark > at for mark in self._marks) + (self._first_answer > 0))
 
     def restore_other(self, snapshot: Snapshot) -> None:
         """Load another slot's snapshot."""
@@ -296,6 +321,11 @@ class Slots:
     def can_restore(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot can be restored anywhere."""
         return any(slot.slot.can_restore(snapshot) for slot in self.all)
+
+    def warm_buffers(self) -> None:
+        """Have the host memory touched that the prompts' snapshots will take, beside their prefill."""
+        wanted = sum((slot.buffers() for slot in self.all), Counter[int]())
+        self.engine.device.buffers.warm(wanted, self.cache.budget - self.cache.nbytes)
 
     def known(self, ids: Ids) -> int:
         """The longest prefix of a prompt that a free slot has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -76,6 +77,18 @@ class Tensors:
     first_row: int = 0
     rings: Sequence[tuple[Tensor, int, int]] = ()
     state_index: int = 0
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of a token's rows in all caches."""
+        return sum(t.nb[1] for t in self.caches)
+
+    def buffers(self, n: int, n_states: int) -> Counter[int]:
+        """Number of host buffers of each size that so many recurrent states and the rows of n tokens take."""
+        found = Counter(sum(map(lib.ggml_nbytes, part)) for part in self.live for _ in range(n_states))
+        if self.caches:
+            found[BLOCK * self.row_nbytes] += n // BLOCK
+        return found
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         """The bytes of the recurrent state, an array per part."""
