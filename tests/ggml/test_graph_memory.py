@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dflash_ggml.errors import DeviceError
+from dflash_ggml.ggml import device as devices
 from dflash_ggml.ggml import graph as ggml
 from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned
 from dflash_ggml.ggml.graph import Graph, packed
@@ -105,5 +106,26 @@ def test_reads_through_pinned_memory_are_copies() -> None:
     np.testing.assert_array_equal(device.read(t, 5, offset=12), values[3:8])
     np.testing.assert_array_equal(device.read(t), values)
     np.testing.assert_array_equal(first, values[:16])
+    store.close()
+    device.close()
+
+
+def test_arrays_of_all_sizes_are_read_through_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_PINNED", 64)
+    device = Device.cpu(1)
+    device._pinned = Pinned(device.buffer_type, 128)
+    store = Store(device, 1)
+    t = store.tensor(I32, 400)
+    store.allocate()
+    values = np.arange(400, dtype=np.int32)
+    device.write(t, values)
+    rng = np.random.default_rng(1)
+    firsts, counts = rng.integers(0, 350, 60), rng.integers(0, 25, 60)
+    found = [np.empty(8 * n, np.uint8) for n in counts]
+    device.read_pieces(
+        ([(t, 4 * at, 4 * n)] * 2, out) for at, n, out in zip(firsts.tolist(), counts.tolist(), found)
+    )
+    for at, n, out in zip(firsts, counts, found):
+        np.testing.assert_array_equal(out.view(np.int32), np.tile(values[at : at + n], 2))
     store.close()
     device.close()

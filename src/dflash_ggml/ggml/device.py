@@ -8,10 +8,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
 NARROW_COLUMNS = 64  # columns up to which CUDA matmuls use our kernels
-# largest read through pinned memory, in bytes: a row of logits, ids, choices, a block of K/V rows
-_PINNED = 1 << 24
+# largest read through pinned memory, in bytes: a row of logits, ids, choices, a block of K/V rows of target and draft
+_PINNED = 1 << 25
 NUMPY_TYPES: dict[int, np.dtype[Any]] = {
     F32: np.dtype(np.float32),
     F16: np.dtype(np.float16),
@@ -287,7 +288,7 @@ class Device:
         elif reference:
             raise ConfigError(f"reference kernels exist on the CPU only, not on {info.name}")
         self.buffers = Buffers()
-        self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), _PINNED)
+        self._pinned = Pinned(lib.ggml_backend_dev_host_buffer_type(info.handle), 2 * _PINNED)
         # all devices that share its graphs, this one included, and its own number; see `join`
         self.sides: list[Device] = [self]
         self.index, self.main = 0, self
@@ -462,30 +463,35 @@ class Device:
 
     def read_bytes(self, t: Tensor, out: np.ndarray, offset: int = 0) -> np.ndarray:
         """Fill `out`, uint8, with bytes of tensor `t` from byte `offset` on, after all earlier graphs."""
-        self.read_pieces([(t, offset, out.nbytes)], out)
+        self.read_pieces([([(t, offset, out.nbytes)], out)])
         return out
 
-    def read_pieces(self, pieces: Sequence[tuple[Tensor, int, int]], out: np.ndarray) -> None:
-        """Fill `out`, uint8, with concatenated pieces of tensors, after all earlier graphs; waits once for all.
+    def read_pieces(self, reads: Iterable[tuple[Sequence[tuple[Tensor, int, int]], np.ndarray]]) -> None:
+        """Fill arrays, uint8, each with concatenated pieces of tensors (tensor, first byte, bytes), after all earlier graphs.
 
-        Args:
-            pieces: Tensor, first byte and bytes of each.
+        Pinned memory has two halves: the host copies one to its array while the device fills the other.
         """
         self.main._waits()
-        if not out.nbytes:
-            return
+        halves = cycle((slice(0, _PINNED), slice(_PINNED, 2 * _PINNED)))
         with self.lock:
-            owners = [self if len(self.sides) == 1 else self.owner(t) for t, _, _ in pieces]
-            pinned, at = owners[0]._pinned.array[: out.nbytes], 0
-            landing = pinned if len(pinned) == out.nbytes else out
-            for owner, (t, offset, size) in zip(owners, pieces):
-                target = ffi.from_buffer(landing[at : at + size], require_writable=True)
-                lib.ggml_backend_tensor_get_async(owner.backend, t, target, offset, size)
-                at += size
-            for owner in dict.fromkeys(owners):
-                lib.ggml_backend_synchronize(owner.backend)
-            if landing is not out:
-                out[:] = landing
+            landed: tuple[np.ndarray, np.ndarray] | None = None
+            for pieces, out in reads:
+                if not out.nbytes:
+                    continue
+                owners = [self if len(self.sides) == 1 else self.owner(t) for t, _, _ in pieces]
+                pinned, at = owners[0]._pinned.array[next(halves)][: out.nbytes], 0
+                landing = pinned if len(pinned) == out.nbytes else out
+                for owner, (t, offset, size) in zip(owners, pieces):
+                    target = ffi.from_buffer(landing[at : at + size], require_writable=True)
+                    lib.ggml_backend_tensor_get_async(owner.backend, t, target, offset, size)
+                    at += size
+                if landed is not None:
+                    landed[0][:] = landed[1]
+                for owner in dict.fromkeys(owners):
+                    lib.ggml_backend_synchronize(owner.backend)
+                landed = None if landing is out else (out, landing)
+            if landed is not None:
+                landed[0][:] = landed[1]
 
     def write(self, t: Tensor, array: np.ndarray, offset: int = 0) -> None:
         """Copy a contiguous array into tensor `t` from byte `offset` on, after all earlier graphs."""

@@ -92,13 +92,10 @@ class Tensors:
 
     def read_live(self) -> tuple[np.ndarray, ...]:
         """The bytes of the recurrent state, an array per part."""
-        return tuple(map(self._read_part, self.live))
-
-    def _read_part(self, part: Sequence[Tensor]) -> np.ndarray:
-        whole = self.device.buffers.take(sum(map(lib.ggml_nbytes, part)))
-        for t, at in self._placed(part):
-            self.device.read_bytes(t, whole[at : at + lib.ggml_nbytes(t)])
-        return whole
+        parts = [[(t, 0, lib.ggml_nbytes(t)) for t in part] for part in self.live]
+        found = tuple(self.device.buffers.take(sum(size for *_, size in part)) for part in parts)
+        self.device.read_pieces(zip(parts, found))
+        return found
 
     @staticmethod
     def _placed(part: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
@@ -110,19 +107,20 @@ class Tensors:
 
     def read_rows(self, n: int, first: int = 0) -> tuple[RowBlock, ...]:
         """The cache rows of the tokens from `first` to before n."""
-        return tuple(
-            self._read_block(at, min(at + BLOCK, n)) for at in (range(first, n, BLOCK) if self.caches else ())
-        )
+        found = [
+            self._block(at, min(BLOCK, n - at)) for at in (range(first, n, BLOCK) if self.caches else ())
+        ]
+        self.device.read_pieces((pieces, whole) for _, pieces, whole in found)
+        return tuple(block for block, *_ in found)
 
-    def _read_block(self, first: int, end: int) -> RowBlock:
-        n = end - first
+    def _block(self, first: int, n: int) -> tuple[RowBlock, list[tuple[Tensor, int, int]], np.ndarray]:
+        """A block for the rows of n tokens, where they are on the device, and the memory for them."""
         sizes = [n * t.nb[1] for t in self.caches]
         ends = list(accumulate(sizes))
         # only whole blocks have a reusable size
         whole = self.device.buffers.take(ends[-1]) if n == BLOCK else np.empty(ends[-1], np.uint8)
         pieces = [(t, (self.first_row + first) * t.nb[1], size) for t, size in zip(self.caches, sizes)]
-        self.device.read_pieces(pieces, whole)
-        return RowBlock(n, tuple(whole[end - size : end] for end, size in zip(ends, sizes)))
+        return RowBlock(n, tuple(whole[end - size : end] for end, size in zip(ends, sizes))), pieces, whole
 
     def read_rings(self, n: int) -> tuple[np.ndarray, ...]:
         """The bytes of the kept ring rows after n tokens, in sequence order, an array per tensor."""
