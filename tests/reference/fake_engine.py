@@ -125,6 +125,7 @@ TIMES = StepTimes(draft=0.1, tree=0.1, verify=1.0, commit=0.1, host=0.1)
 
 
 BLOCK = 64
+BUFFERS = SimpleNamespace(keep=lambda *_: None, warm=lambda *_: None)  # of a device, for nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ class FakeEngine:
         self.device = SimpleNamespace(
             n_threads=self.config.n_threads or 2,
             is_gpu=False,
-            buffers=SimpleNamespace(keep=lambda *_: None, warm=lambda *_: None),
+            buffers=BUFFERS,
         )
         self.batches = BatchSizes(self.config.n_batch or 512)
         self.n_vocab = self.tokenizer.n_vocab + 3  # padded, as real models are

@@ -16,7 +16,7 @@ from dflash_ggml.session.embedding import embed
 from dflash_ggml.session.generation import Generation
 from dflash_ggml.session.hooks import Hooks
 from dflash_ggml.session.session import Session, run_completion
-from reference.fake_engine import FakeEngine
+from reference.fake_engine import BUFFERS, FakeEngine
 from reference.scheduled import GUARD_S, alone, batched, config, read, request, session, submitted
 
 ENDLESS: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
@@ -215,7 +215,7 @@ def test_closing_ends_what_runs() -> None:
 class Gpu:
     """A device that is waited for in every step, or never."""
 
-    n_threads, is_gpu = 2, True
+    n_threads, is_gpu, buffers = 2, True, BUFFERS
 
     def __init__(self) -> None:
         self.work: Any = None
