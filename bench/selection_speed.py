@@ -1,7 +1,7 @@
 """Time to the first token of long prompts, prefilled whole and in part, and the memory of a scorer beside a target.
 
     python bench/selection_speed.py -m TARGET [-md DRAFT] -mp SCORER [-c 139264] [--prompt 131072] [--keep 0.1] [--rounds 3]
-        [--no-exact] [--json FILE]
+        [--no-exact] [--gpu-memory 22.5GiB] [--json FILE]
 
 Files of random weights (shapes.py: a 27b and a 0.8b) will do: times and sizes are those of a model, WHAT IS SELECTED IS NOISE.
 Each iteration has a prompt of its own, a question after it, and a turn that follows it, whose prefix is then known. With
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import add_cache_types, cache_types, header, save
+from common import add_cache_types, add_memory_options, cache_types, header, memory_options, save
 from long_context import MIB, Peak
 
 from dflash_ggml.bench.facts import gpu_facts
@@ -64,6 +64,7 @@ def main() -> None:
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("--json")
     add_cache_types(p)
+    add_memory_options(p)
     a = p.parse_args()
     config = EngineConfig(
         *(a.model, a.model_draft),
@@ -74,6 +75,7 @@ def main() -> None:
         scorer=a.scorer,
         prompt_keep=a.keep,
         **cache_types(a),
+        **memory_options(a),
     )
     ways: dict[str, dict[str, Any]] = {
         "lexical": {"prompt_keep": a.keep, "prompt_scorer": "lexical"},

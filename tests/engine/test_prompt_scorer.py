@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from dflash_ggml.config import EngineConfig
+from dflash_ggml.engine import memory_planner
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.engine.kv_types import KvTypes, kv_types
 from dflash_ggml.engine.scorer import QUESTION, Scorer, scorer_beside
 from dflash_ggml.errors import ConfigError, DeviceError, ModelFileError
+from dflash_ggml.state.kv_type import KvType
 from reference import toys
 from reference.numpy_scorer import Model
 
@@ -71,6 +74,29 @@ def test_masses_are_those_of_the_reference(scored: tuple[Engine, Scorer, Model, 
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-7)
     # in chunks of any size, which part the window too
     np.testing.assert_allclose(masses(engine, ids, window, 9), expected, rtol=2e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("number", [12, 17])
+def test_masses_hardly_depend_on_the_type_of_the_caches(
+    folder: Path, config: EngineConfig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Caches in q8_0, as on a GPU that has no room for more; the keys that are looked at stay as they are."""
+    block, sizes = SIZES[number]
+    path = toys.write_pair(folder, number, **sizes)[0]
+
+    def smaller(*args: Any) -> list[KvTypes]:
+        return [replace(types, scorer=KvType.named("q8_0", "q8_0")) for types in kv_types(*args)]
+
+    monkeypatch.setattr(memory_planner, "kv_types", smaller)
+    with Engine.load(replace(config, scorer=path, reference=True)) as engine:
+        ids = some(2, 400)
+        found, expected = masses(engine, ids, 21), Model(path).masses(ids, 21, block)
+        planned = engine.memory.all_parts
+        assert {name: size for name, size in engine.nbytes.items() if size != planned.get(name)}.keys() <= {
+            "scratch"
+        }
+    errors = found / expected - 1
+    assert 0 < np.sqrt(np.mean(errors**2)) < 0.01 and np.abs(errors).max() < 0.1
 
 
 def test_a_prompt_that_goes_on_is_not_begun_anew(scored: tuple[Engine, Scorer, Model, int]) -> None:

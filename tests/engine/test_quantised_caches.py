@@ -223,6 +223,15 @@ def test_what_is_planned_with_when_nothing_is_asked_for() -> None:
     ):
         assert len(kv_types(config, True, dims)) == 1
     assert [t.target for t in kv_types(base, False, [256])] == [KvType.named("f32", "f32")]
+    # a scorer's shrink before the others, and whatever types these were given
+    scorers = [KvType.named(kind, kind) for kind in ("f16", "q8_0", "q8_0")]
+    found = kv_types(base, True, [256], [128], [256])
+    assert [(types.target, types.scorer) for types in found] == [*zip((half, half, small), scorers)]
+    assert "the prompt scorer's K/V caches in f16: they are q8_0" in found[1].note
+    found = kv_types(replace(base, type_k="f16"), True, [256], [128], [256])
+    assert [types.scorer for types in found] == scorers[:2]
+    assert [types.scorer for types in kv_types(base, True, [256], [], [48])] == [scorers[0]] * 2
+    assert len(kv_types(replace(base, n_ctx=0), True, [256], [], [256])) == 1
 
 
 def test_the_first_types_that_fit_are_taken(base: EngineConfig) -> None:

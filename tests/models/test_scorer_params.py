@@ -36,11 +36,15 @@ def test_memory_for_prompts_that_are_prefilled_in_part(tmp_path: Path) -> None:
     source = ScorerSource(path, 0.1, [])
     assert source.rows(4096) == 40960 + 256 and source.rows(32768) == LONGEST + 256 >= LONGEST + QUESTION
     device = Device.cpu(1, reference=True)
-    sizes = {part.name: part.nbytes(32768) for part in source.parts(device, 256)}
+    full, small = (
+        {part.name: part.nbytes(32768) for part in source.parts(device, 256, KvType.named(kind, kind))}
+        for kind in ("f16", "q8_0")
+    )
     source.close()
     device.close()
-    # on a CPU in float32, twice what a GPU takes
-    assert sizes["scorer K/V"] == 2 * 6144 * (LONGEST + 256) and sizes["scorer weights"] < 500e6
+    assert full["scorer K/V"] == 6144 * (LONGEST + 256) and full["scorer weights"] < 500e6
+    assert 0.53 < small["scorer K/V"] / full["scorer K/V"] < 0.54
+    assert {name for name in full if full[name] != small[name]} == {"scorer K/V"}
 
 
 def test_other_sizes_of_the_family_have_such_a_block_too(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
     scorer = None
     if source:
         own = BatchSizes(n_batch, paced, device.is_gpu)
-        scorer = source.start(device, passes.workspace, rows, own, progress)
+        scorer = source.start(device, passes.workspace, rows, kv.scorer, own, progress)
         trained = source.model.trunk.n_ctx_train
         log.info("prompts are scored by %s, up to %d tokens, trained for %d", source, scorer.limit, trained)
     of_draft, of_scorer = drafter.nbytes if drafter else {}, scorer.nbytes if scorer else {}

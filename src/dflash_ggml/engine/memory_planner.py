@@ -213,7 +213,7 @@ class MemoryNeeds:
             copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
             prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
             if scorer and side == 0:
-                prompt = max(prompt, scorer.scratch_bytes(n_batch, rows))
+                prompt = max(prompt, scorer.scratch_bytes(device, n_batch, rows, kv.scorer))
             most = logits if side == head else 0
             if window is None:
                 return max(prompt, most, trees)
@@ -236,7 +236,7 @@ class MemoryNeeds:
             if draft and is_drafts:
                 parts += draft.parts(side, kv.draft, n_states)
             if scorer and side.index == 0:
-                parts += scorer.parts(side, n_batch)
+                parts += scorer.parts(side, n_batch, kv.scorer)
             here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
             # stacked expert matrices use other matmuls
             shapes = [
@@ -338,8 +338,9 @@ def memory_needs(
     on_host = host_names(target.tensors(), layers) if has_own_memory(device) else []
     if on_host and device.host is None:
         device.join(open_cpu(config), is_host=True)
-    heads = [layer.head_dim for layer in target.state_spec().kv]
-    kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else ())
+    scorer = opened.scorer.model.trunk.state_spec().kv if opened.scorer else ()
+    heads, of_scorer = ([layer.head_dim for layer in layers] for layers in (target.state_spec().kv, scorer))
+    kv = kv_types(config, device.is_gpu, heads, draft.head_dims if draft else (), of_scorer)
     depth = draft.depth if draft else 0
     width = tree_width(config.budget, depth) if draft or config.prompt_lookup else 0
     # a tree near the end of the context still needs rows for all its nodes, and the draft for its block
@@ -413,7 +414,9 @@ def _place(
         side = device.sides[last]
         taken[last] += sum(part.nbytes(rows) for part in draft.parts(side, kv.draft, n_states))
     if opened.scorer:
-        taken[first] += sum(part.nbytes(rows) for part in opened.scorer.parts(device, config.n_batch))
+        taken[first] += sum(
+            part.nbytes(rows) for part in opened.scorer.parts(device, config.n_batch, kv.scorer)
+        )
     return place_layers(device, config, layers, taken, opened.free)
 
 

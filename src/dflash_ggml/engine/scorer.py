@@ -87,14 +87,18 @@ class ScorerSource:
         """Tokens of the longest prompt, by the target's cache rows."""
         return padded(min(math.ceil(target_rows / self._keep), LONGEST) + QUESTION, 256)
 
-    def parts(self, device: Device, n_batch: int) -> list[Part]:
+    def parts(self, device: Device, n_batch: int, kv_type: KvType) -> list[Part]:
         """Memory parts of a `Scorer`, by the target's cache rows, for the memory plan."""
-        spec, types, unit = self.model.trunk.state_spec(), kv_types(device), device.alignment
+        spec, unit = self.model.trunk.state_spec(), device.alignment
         found = [Part("scorer weights", partial(_same, self.weights(device).wanted), _ADVICE)]
-        for part in state_parts(spec, unit, types, 0, 0, 1, n_batch):
+        for part in state_parts(spec, unit, kv_type, 0, 0, 1, n_batch):
             if part.name in _NAMES:
                 found.append(Part(_NAMES[part.name], partial(_beside, part.nbytes, self.rows), _ADVICE))
-        element, row, columns = lib.ggml_type_size(types.k), self.model.key_row, self.model.trunk.n_embd
+        element, row, columns = (
+            lib.ggml_type_size(key_type(device)),
+            self.model.key_row,
+            self.model.trunk.n_embd,
+        )
         window = padded(4 * columns * (QUESTION + 1), unit)
 
         def keys(rows: int) -> int:
@@ -102,15 +106,18 @@ class ScorerSource:
 
         return [*found, Part("scorer keys", keys, _ADVICE)]
 
-    def scratch_bytes(self, n_batch: int, target_rows: int) -> int:
+    def scratch_bytes(self, device: Device, n_batch: int, target_rows: int, kv_type: KvType) -> int:
         """Estimated scratch memory of its passes."""
-        return self.model.scratch_bytes(n_batch, self.rows(target_rows))
+        rows = self.rows(target_rows)
+        copied = self.model.trunk.state_spec().f16_copy(rows, kv_type) if device.is_gpu else 0
+        return self.model.scratch_bytes(n_batch, rows) + copied
 
     def start(
         self,
         device: Device,
         workspace: Workspace,
         target_rows: int,
+        kv_type: KvType,
         batches: BatchSizes,
         progress: Progress | None,
     ) -> Scorer:
@@ -120,6 +127,7 @@ class ScorerSource:
             device: The first of the devices.
             workspace: The target's scratch memory, which is shared.
             target_rows: Cache rows of the target.
+            kv_type: Types of its own caches.
             batches: Sizes of passes.
             progress: Called with a stage, bytes done and bytes in all.
 
@@ -127,7 +135,7 @@ class ScorerSource:
             DeviceError: They do not fit.
         """
         weights = self.weights(device).fill(progress, "scorer")
-        return Scorer(self, device, weights, workspace, self.rows(target_rows), batches)
+        return Scorer(self, device, weights, workspace, self.rows(target_rows), kv_type, batches)
 
     def close(self) -> None:
         """Drop the declared weights."""
@@ -136,10 +144,9 @@ class ScorerSource:
             self._weights = None
 
 
-def kv_types(device: Device) -> KvType:
-    """Types of a scorer's caches and keys: the device's fastest."""
-    kind = F16 if device.is_gpu else F32
-    return KvType(kind, kind)
+def key_type(device: Device) -> int:
+    """ggml type of the scored block's keys: the device's fastest."""
+    return F16 if device.is_gpu else F32
 
 
 def _same(size: int, rows: int) -> int:
@@ -166,18 +173,19 @@ class Scorer:
         weights: Weights,
         workspace: Workspace,
         n_rows: int,
+        kv_type: KvType,
         batches: BatchSizes,
     ) -> None:
         self.name, self.limit, self.tokenizer = source.path.stem, n_rows, source.tokenizer
         self._model, self._device, self._weights, self._batches = source.model, device, weights, batches
-        trunk, types, n_batch = self._model.trunk, kv_types(device), batches.most
+        trunk, n_batch = self._model.trunk, batches.most
         self.passes = TargetPasses(
-            *(device, trunk, weights, types, n_rows, 0, 0, self._model.taps),
+            *(device, trunk, weights, kv_type, n_rows, 0, 0, self._model.taps),
             n_batch=n_batch,
             workspace=workspace,
         )
         self._stores = Store(device, 1), Store(device, 1)
-        keys = self._stores[0].tensor(types.k, self._model.key_row, n_rows, name="scorer keys")
+        keys = self._stores[0].tensor(key_type(device), self._model.key_row, n_rows, name="scorer keys")
         window = self._stores[1].tensor(F32, trunk.n_embd, QUESTION + 1, name="scorer window")
         self._stores[0].reserve()
         self._stores[1].allocate()
