@@ -62,6 +62,23 @@ def test_a_prefix_that_another_sequence_displaces_is_saved_too(
     session.close()
 
 
+def test_a_prefix_that_does_not_fit_in_memory_goes_to_the_disk(
+    toy_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    session = opened(toy_pair, tmp_path)
+    text = ask(session, PROMPT)[1]
+    cache, row = session.slots.cache, session.slots.all[0].slot.row_nbytes
+    longest, *_ = cache.without_rows(PROMPT)
+    cache.budget = longest.state_nbytes + row * len(longest.tokens) - 1
+    ask(session, PROMPT[::-1])
+    assert cache.nbytes <= cache.budget and not cache.rows(PROMPT)
+    assert session.slots.disk is not None
+    session.slots.disk.close()
+    known, same = ask(session, PROMPT)
+    assert known == len(longest.tokens) and same == text
+    session.close()
+
+
 def state_identity_of(pair: tuple[Path, Path]) -> list[str]:
     with Engine.load(EngineConfig(*pair, n_ctx=64, reference=True, n_gpu_layers=0)) as engine:
         return state_identity(engine)

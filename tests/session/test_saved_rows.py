@@ -23,7 +23,7 @@ FIRST, SECOND = np.random.default_rng(6).integers(3, 60, (2, 400)).tolist()
 @pytest.fixture
 def session(toy_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(snapshot, "BLOCK", 16)
-    config = EngineConfig(*toy_pair, n_ctx=512, n_batch=64, reference=True, n_gpu_layers=0)
+    config = EngineConfig(*toy_pair, n_ctx=512, n_batch=64, n_threads=1, reference=True, n_gpu_layers=0)
     with Engine.load(config) as engine:
         yield Session(engine)
 

@@ -85,7 +85,8 @@ class Tensors:
 
     def buffers(self, n: int, n_states: int) -> Counter[int]:
         """Number of host buffers of each size that so many recurrent states and the rows of n tokens take."""
-        found = Counter(sum(map(lib.ggml_nbytes, part)) for part in self.live for _ in range(n_states))
+        parts = Counter(sum(map(lib.ggml_nbytes, part)) for part in self.live)
+        found = Counter({size: count * n_states for size, count in parts.items()})
         if self.caches:
             found[BLOCK * self.row_nbytes] += n // BLOCK
         return found
