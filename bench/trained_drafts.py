@@ -45,6 +45,14 @@ class Written:
     n_prompt: int
 
 
+def prompt_ids(engine: Solo, prompt: Prompt, form: str | None) -> list[int]:
+    """Tokens of a prompt; a request is in the chat form, if there is one."""
+    if prompt.chat and form:
+        messages = [{"role": "user", "content": prompt.text}]
+        return engine.tokenizer.encode(ChatTemplate(form).render(messages, add_generation_prompt=True))
+    return [*engine.tokenizer.bos_ids, *engine.tokenizer.encode(prompt.text, special=False)]
+
+
 def outputs(target: Path, prompts: list[Prompt], tokens: int) -> dict[str, list[Written]]:
     """Per mood what the target writes behind each prompt; requests in its chat form."""
     found: dict[str, list[Written]] = {mood: [] for mood in MOODS}
@@ -53,11 +61,7 @@ def outputs(target: Path, prompts: list[Prompt], tokens: int) -> dict[str, list[
         tokenizer = engine.tokenizer
         form = tokenizer.chat_template if target != EMBEDDED_TARGET else None  # it was trained on code alone
         for number, prompt in enumerate(prompts):
-            if prompt.chat and form:
-                messages = [{"role": "user", "content": prompt.text}]
-                ids = tokenizer.encode(ChatTemplate(form).render(messages, add_generation_prompt=True))
-            else:
-                ids = [*tokenizer.bos_ids, *tokenizer.encode(prompt.text, special=False)]
+            ids = prompt_ids(engine, prompt, form)
             for mood, temperature in MOODS.items():
                 engine.reset()
                 engine.prefill(ids)
