@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import fixtures
+from dflash_ggml.config import EngineConfig
 from dflash_ggml.errors import ModelFileError
 from reference import kv_toys
+from reference.engine_kit import EXACT, Solo, fresh, generate
 
 torch = pytest.importorskip("torch")
+from dflash_ggml.train import cli as command  # noqa: E402
 from dflash_ggml.train.gguf_target import GGUFTarget, open_target  # noqa: E402
 
 CASES = {case.seed: case for case in fixtures.kv_toy_cases() if case.oracle == "transformers"}
@@ -70,11 +73,29 @@ def test_sizes_and_the_tokens_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "seed, message",
-    [(24, "qwen3moe"), (42, "rope.scaling.type"), (43, "turn heads"), (44, "sliding_window"), (61, "gemma3")],
+    [
+        (24, "qwen3moe"),
+        (42, "rope.scaling.type"),
+        (43, "scaled rotary"),
+        (44, "sliding_window"),
+        (61, "gemma3"),
+    ],
 )
 def test_what_it_cannot_compute_is_refused_by_name(tmp_path: Path, seed: int, message: str) -> None:
     with pytest.raises(ModelFileError, match=message):
         opened(tmp_path, seed)
+
+
+def test_a_draft_is_trained_from_the_file_alone(tmp_path: Path, texts: Path) -> None:
+    path = kv_toys.write_target(tmp_path, 46, **kv_toys.VARIANTS[46])
+    options = f"--data {texts} --own-text 400 --prompt 8 --write-batch 4 --length 32 --anchors 4 --batch 2 --steps 3"
+    shape = (
+        "--layers 1 --ffn 64 --heads 2 --kv-heads 1 --head-dim 32 --block 4 --mask-id 1 --held 2 --device cpu"
+    )
+    assert command.main([str(path), "-o", str(tmp_path / "draft"), *options.split(), *shape.split()]) == 0
+    with Solo.load(EngineConfig(path, tmp_path / "draft", mode="chain", budget=3, **EXACT)) as engine:
+        drafted = generate(fresh(engine, [5, 6, 7, 8]), max_tokens=12)
+        assert drafted == generate(fresh(engine, [5, 6, 7, 8]), max_tokens=12, mode="plain")
 
 
 def test_no_file_of_the_kind(tmp_path: Path) -> None:

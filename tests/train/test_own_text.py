@@ -11,7 +11,7 @@ import pytest
 from dflash_ggml.errors import ConfigError
 from dflash_ggml.train.cli import _rows, _run, build_parser
 from dflash_ggml.train.corpus import Rows, load_rows
-from dflash_ggml.train.own_text import BEGUN, KEPT, write_rows
+from dflash_ggml.train.own_text import BEGUN, KEPT, write_rows, write_turns
 from dflash_ggml.train.recipe import TargetSizes
 
 PROMPTS = [[i] * 4 for i in range(10)]
@@ -101,3 +101,52 @@ def test_the_command_reports_that_it_reuses_existing_data(
         printed = capsys.readouterr().out
         assert ("nothing written; remove it" in printed) == (target.broken_at == 0)
     assert same(*found) and len(found[0]) == 10 and (out / KEPT).exists()
+
+
+class Chatting(Target):
+    """Writes user turns of one letter, of which every third has no end, and answers after whole prompts."""
+
+    has_template = True
+    n_turns = 0
+
+    def render(self, messages, answer) -> str:
+        return "".join(f"<{m['role'][0]}>{m['content']}" for m in messages) + "<a>" * answer
+
+    def write(self, prompts, length, temperatures, batch, seed, done, report) -> Iterator[Rows]:
+        for rows in super().write(prompts, length, temperatures, batch, seed, done, report):
+            for row, start, prompt in zip(rows.ids, rows.start, prompts):
+                row[:start] = prompt
+                if bytes(prompt) == b"<u>":
+                    row[start:] = ord("a") + self.n_turns
+                    row[-1] = 0 if self.n_turns % 3 else ord("z")
+                    self.n_turns += 1
+            yield rows
+
+
+def test_user_turns_that_the_target_writes_are_answered(tmp_path: Path) -> None:
+    options = f"target -o {tmp_path} --own-text 40 --prompt 4 --length 16 --steps 1"
+    args = build_parser().parse_args(options.split())
+
+    class Quiet:
+        asked = False
+
+    target = Chatting()
+    found, _ = _rows(args, _run(args), target, Quiet())  # type: ignore[arg-type]
+    assert found is not None and (found.start == 10).all()
+    assert {bytes(row[:10].tolist()) for row in found.ids} <= {b"<u>" + c * 4 + b"<a>" for c in (b"b", b"c")}
+    again = write_turns(target, tmp_path, 3, 8, 2, 1, lambda line: None, lambda: False)
+    assert again == [list(b"<u>bbbb<a>"), list(b"<u>cccc<a>")], (
+        "kept, sorted, without the turn that has no end"
+    )
+    with pytest.raises(ConfigError, match="no user turn of the target's ends within 8"):
+        write_turns(Chatting(), tmp_path / "one", 1, 8, 2, 1, lambda line: None, lambda: False)
+    target.render = lambda messages, answer: "none"  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="does not give a user turn's text once"):
+        write_turns(target, tmp_path, 1, 8, 2, 1, lambda line: None, lambda: False)
+
+
+def test_a_target_without_chat_format_has_no_turns(tmp_path: Path) -> None:
+    options = f"target -o {tmp_path} --own-text 40 --prompt 4 --length 16 --own-turns 0.5 --steps 1"
+    args = build_parser().parse_args(options.split())
+    with pytest.raises(ConfigError, match="needs a chat template"):
+        _rows(args, _run(args), Target(), None)  # type: ignore[arg-type]

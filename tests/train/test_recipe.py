@@ -21,6 +21,7 @@ from dflash_ggml.train.recipe import (
     check,
     check_head,
     config_json,
+    default_shape,
     depth_weights,
     shape_of,
     spread,
@@ -77,6 +78,14 @@ def test_defaults_follow_the_target() -> None:
     assert spread(64, 5) == (1, 16, 31, 46, 61), "the published taps of a target of 64 layers"
     assert spread(16, 5) == (1, 4, 7, 10, 13)
     assert spread(2, 5) == (1,) and spread(4, 3) == (1,)
+    wide = default_shape("dflash", dataclasses.replace(TARGET, n_embd=2560, n_ff=9216), 5)
+    assert wide == Shape("dflash", 5, 9216, 32, 8, 128, 16, (1, 4, 7, 10, 13), 5), "as published"
+    narrow = default_shape("dflash2", dataclasses.replace(TARGET, n_embd=576, n_layers=30), 5)
+    assert narrow == Shape("dflash2", 3, 960, 9, 3, 64, 8, (1, 8, 14, 20, 27), 5, rank=32), (
+        "the package's draft"
+    )
+    for width in (64, 256, 896):
+        check(default_shape("dflash2", dataclasses.replace(TARGET, n_embd=width), 0), Run(steps=1), TARGET)
     weights = depth_weights(15, 0)
     assert sum(weights) == pytest.approx(1) and weights[7] / weights[0] == pytest.approx(np.exp(-7 / 7.04))
 
@@ -301,6 +310,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--prompt", "2047"),
         ("--greedy", "1.5"),
         ("--own-share", "-1.5"),
+        ("--own-turns", "1.5"),
         ("--own-text", "-1"),
     ):
         options = ["-o", str(tmp_path), "--steps", "1", "--own-text", "100", option, value]

@@ -16,9 +16,9 @@ from ..cli.streams import can_write
 from ..cli.wording import count
 from ..errors import ConfigError, DflashError
 from ..files.safetensors import read_json
-from .corpus import Rows, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
-from .own_text import KEPT, write_rows
-from .recipe import KINDS, Run, Shape, check, check_head, shape_of, spread
+from .corpus import Rows, Texts, answered_rows, beginnings, document_rows, joined, load_rows, read_texts
+from .own_text import KEPT, write_rows, write_turns
+from .recipe import KINDS, Run, Shape, check, check_head, default_shape, shape_of
 
 CHECKPOINT = "training.pt"
 _MORE = "give more text or a smaller --length"
@@ -30,6 +30,8 @@ _TEXT = """
 --max-bytes N int 400000000 | most bytes of text to read (default 400 MB)
 --own-text TOKENS int 0 | let the target generate this many tokens first, after prompts or beginnings of the texts (saved as
     own-text.npz)
+--own-turns P float | share of its rows that answer user turns which it generates itself first, in its chat format (default 0,
+    without --data 1)
 --own-share P float 0.7 | share of the target's own text in a batch (default 0.7)
 --prompt N int 96 | tokens of a text that the target continues (default 96)
 --temperature T float 0.8 | temperature of the target's own text (default 0.8)
@@ -39,16 +41,16 @@ _TEXT = """
 _DRAFT = """
 --kind _ kind | kind of draft to train (default dflash, or that of --start-from)
 --start-from FOLDER path | start from a published draft's weights and sizes
---layers N int | layers (default 5)
---ffn N int | width of the feed-forward layers (default: the target's)
---heads N int | query heads (default 32)
---kv-heads N int | key/value heads (default 8)
---head-dim N int | size of a head (default 128)
---block N int | columns of a block, the pending token's included (default 16)
+--layers N int | layers (default 5; for targets narrower than 1,024 3)
+--ffn N int | width of the feed-forward layers (default: the target's; narrow 5/3 of its width)
+--heads N int | query heads (default 32; narrow: as fill the width)
+--kv-heads N int | key/value heads (default 8; narrow: a third of the query heads)
+--head-dim N int | size of a head (default 128; narrow 64)
+--block N int | columns of a block, the pending token's included (default 16; narrow 8)
 --taps I,J,.. layers | tapped target layers, from 0 (default: five, spread)
 --mask-id ID int | token of masked columns (default: the tokenizer's or an unused one)
 --window N int | attention window of all layers but the last (default 0: none)
---rank N int | rank of pair scores, dflash2 and dspark (default 256)
+--rank N int | rank of pair scores, dflash2 and dspark (default 256; narrow 32)
 --candidates K int | candidates per depth, dflash2 (default 16)
 --group N int | channels that share a dynamic weight, dflash2 (default 16)
 --draft-steps N int | tokens in a row that a prediction head learns (default 4)
@@ -118,6 +120,7 @@ def check_text(args: Namespace) -> None:
     """
     for name, value, low, high in (
         ("--own-text", args.own_text, 0, 1 << 40),
+        ("--own-turns", args.own_turns or 0, 0, 1),
         ("--own-share", args.own_share, 0, 1),
         ("--prompt", args.prompt, 1, max(1, args.length - 2) if args.own_text else 1 << 30),
         ("--temperature", args.temperature, 0, 100),
@@ -231,9 +234,8 @@ def _shape(args, target) -> Shape:
         shape = shape_of(read_json(path), path, target.sizes)
         shape = replace(shape, kind=args.kind or shape.kind)
     else:
-        taps = spread(target.sizes.n_layers, 5)
         mask = 0 if args.kind == "mtp" else args.mask_id if args.mask_id is not None else target.mask_id()
-        shape = Shape(args.kind or "dflash", 5, target.sizes.n_ff, 32, 8, 128, 16, taps, mask)
+        shape = default_shape(args.kind or "dflash", target.sizes, mask)
     fields = """layers=n_layers ffn=n_ff heads=n_heads kv_heads=n_kv_heads head_dim=head_dim block=block_size taps=taps
         mask_id=mask_id window=window rank=rank candidates=candidates group=group gated=gated draft_steps=n_steps"""
     names = dict(word.split("=") for word in fields.split())
@@ -243,8 +245,6 @@ def _shape(args, target) -> Shape:
 
 def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Rows | None]:
     """Rows of the target's own output, and rows of other texts."""
-    import numpy as np
-
     stored = [path for path in args.data if path.suffix == ".npz"]
     kept = args.output / KEPT
     if args.own_text and kept.exists() and kept not in stored:
@@ -254,32 +254,45 @@ def _rows(args, run: Run, target, interrupt: Interrupt) -> tuple[Rows | None, Ro
         tell(f"text: {stored[0]} is used, and nothing written")
     own = [load_rows(path).cut(run.length) for path in stored]
     paths = [path for path in args.data if path.suffix != ".npz"]
-    others: list[Rows] = []
-    if paths:
-        read = read_texts(paths, args.max_bytes, target.render if target.has_template else None, args.suffix)
-        documents = document_rows(read.documents, target.encode, run.length, target.sizes.eos)
-        if len(documents):
-            others.append(documents)
-        if read.answered:
-            own.append(answered_rows(read.answered, target.encode, run.length))
-        if args.own_text and not stored:
-            rng = np.random.default_rng(run.seed)
-            prompts = target.encode(read.prompts) if read.prompts else []
-            prompts = [ids for ids in prompts if 0 < len(ids) <= run.length // 2]
-            n = max(1, args.own_text // max(1, run.length - args.prompt))
-            if not prompts:
-                if not len(documents):
-                    needs = "prompts, or texts of at least --length tokens, in --data"
-                    raise ConfigError(f"--own-text needs {needs}")
-                prompts = beginnings(documents, args.prompt, n, rng)
-            prompts = [prompts[i % len(prompts)] for i in range(n)]
-            heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
-            asked = args.output, prompts, run.length, heat, args.write_batch, run.seed
-            own.append(write_rows(target, *asked, tell, lambda: interrupt.asked))
+    render = target.render if target.has_template else None
+    read = read_texts(paths, args.max_bytes, render, args.suffix) if paths else Texts([], [], [])
+    documents = document_rows(read.documents, target.encode, run.length, target.sizes.eos)
+    if read.answered:
+        own.append(answered_rows(read.answered, target.encode, run.length))
+    if args.own_text and not stored:
+        own.append(_own_rows(args, run, target, read.prompts, documents, interrupt))
+    others = [documents] if len(documents) else []
     own = [rows for rows in own if len(rows)]
     if not own and not others:
         raise ConfigError(f"--data: no row of {run.length} tokens in it; {_MORE}")
     return (joined(own) if own else None), (joined(others) if others else None)
+
+
+def _own_rows(args, run: Run, target, texts: list[str], documents: Rows, interrupt: Interrupt) -> Rows:
+    """Rows that the target generates: after its own user turns, and after the prompts or else beginnings of documents."""
+    import numpy as np
+
+    rng = np.random.default_rng(run.seed)
+    n = max(1, args.own_text // max(1, run.length - args.prompt))
+    share = args.own_turns if args.own_turns is not None else float(target.has_template and not args.data)
+    n_turns, most = round(n * share), run.length // 2
+    how = args.write_batch, run.seed, tell, lambda: interrupt.asked
+    prompts: list[list[int]] = []
+    if n_turns:
+        if not target.has_template:
+            raise ConfigError("--own-turns needs a chat template, and the target's tokenizer has none")
+        turns = write_turns(target, args.output, n_turns, most, *how)
+        prompts += [turns[i % len(turns)] for i in range(n_turns)]
+    if n > n_turns:
+        given = [ids for ids in (target.encode(texts) if texts else []) if 0 < len(ids) <= most]
+        if not given:
+            if not len(documents):
+                needs = "prompts, or texts of at least --length tokens, in --data, or --own-turns 1"
+                raise ConfigError(f"--own-text needs {needs}")
+            given = beginnings(documents, args.prompt, n - n_turns, rng)
+        prompts += [given[i % len(given)] for i in range(n - n_turns)]
+    heat = np.where(rng.random(n) < args.greedy, 0.0, args.temperature).tolist()
+    return write_rows(target, args.output, prompts, run.length, heat, *how)
 
 
 def _split(own: Rows | None, texts: Rows | None, run: Run, share: float) -> tuple[Rows, Rows]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from .recipe import TargetSizes
 
 KEPT = "own-text.npz"
 BEGUN = "own-text-begun.npz"
+TURNS = "turns"  # folder of user turns
+_CONTENT = "CONTENT"  # stands for a user turn in the template
 Report = Callable[[str], None]
 
 
@@ -24,6 +26,14 @@ class Writes(Protocol):
     """Interface of a generating target; `TargetModel` implements it."""
 
     sizes: TargetSizes
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts, no special ones added."""
+        ...
+
+    def render(self, messages: list[dict[str, Any]], answer: bool) -> str:
+        """Messages in the chat format."""
+        ...
 
     def write(
         self,
@@ -76,6 +86,46 @@ def write_rows(
     parts[0].save(folder / KEPT)
     begun.unlink(missing_ok=True)
     return parts[0]
+
+
+def write_turns(
+    target: Writes,
+    folder: Path,
+    n: int,
+    length: int,
+    batch: int,
+    seed: int,
+    report: Report,
+    stop: Callable[[], bool],
+) -> list[list[int]]:
+    """Prompts of user turns that the target generates itself, at temperature 1, from its chat template's opening of one.
+
+    Turns that do not end within `length` tokens are left out, and so are repeated ones. Resumes as `write_rows` does.
+
+    Raises:
+        KeyboardInterrupt: `stop` became true; after a batch.
+        ConfigError: The template or the target has no such turn.
+    """
+    parts = target.render([{"role": "user", "content": _CONTENT}], True).split(_CONTENT)
+    if len(parts) != 2:
+        raise ConfigError("--own-turns: the chat template does not give a user turn's text once")
+    opening, closing = target.encode(parts)
+    kept = folder / TURNS / KEPT
+    if kept.exists():
+        rows = load_rows(kept)
+        report(f"text: the user turns of {kept} are used")
+    else:
+        report(f"text: {n} user turns first")
+        heat = [1.0] * n
+        rows = write_rows(target, folder / TURNS, [opening] * n, length, heat, batch, seed, report, stop)
+    found = {
+        tuple(row[start : stop - 1].tolist())
+        for row, start, stop in zip(rows.ids, rows.start, rows.stop)
+        if row[stop - 1] == target.sizes.eos
+    }
+    if not found:
+        raise ConfigError(f"--own-turns: no user turn of the target's ends within {length} tokens")
+    return [[*opening, *turn, *closing] for turn in sorted(found)]
 
 
 def _mark(

@@ -14,6 +14,7 @@ from ..errors import ConfigError, ModelFileError
 Kind = Literal["dflash", "dflash2", "dspark", "mtp"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CONV_KERNEL = 2  # as published
+NARROW = 1024  # width below which 32 heads of 128 would make a draft larger than its target
 MAX_HEADS, MAX_WIDTH, MAX_WINDOW, MAX_RANK, MAX_CANDIDATES = (
     1 << 12,
     1 << 20,
@@ -129,6 +130,15 @@ def spread(n_layers: int, n_taps: int) -> tuple[int, ...]:
     low, high = min(1, n_layers - 1), max(n_layers - 3, min(1, n_layers - 1))
     n = max(1, min(n_taps, high - low + 1))
     return tuple(sorted({round(low + i * (high - low) / max(1, n - 1)) for i in range(n)}))
+
+
+def default_shape(kind: Kind, target: TargetSizes, mask_id: int) -> Shape:
+    """A draft's sizes by the target's: those of published drafts, for narrow targets those of the package's draft of SmolLM2."""
+    taps = spread(target.n_layers, 5)
+    if target.n_embd >= NARROW:
+        return Shape(kind, 5, target.n_ff, 32, 8, 128, 16, taps, mask_id)
+    n_kv = max(1, target.n_embd // 192)
+    return Shape(kind, 3, target.n_embd * 5 // 3, 3 * n_kv, n_kv, 64, 8, taps, mask_id, rank=32)
 
 
 def depth_weights(depth: int, gamma: float) -> list[float]:
