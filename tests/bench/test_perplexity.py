@@ -54,16 +54,17 @@ def test_the_second_half_is_scored(
         found = score(engine.slot, windows, begin, reports.append)
         monkeypatch.setattr(perplexity, "_LOGITS_BYTES", 3 * 4 * engine.n_vocab)
         few = score(engine.slot, windows, begin, lambda done: None)
-    assert (found.n, found.windows, reports) == (n, 3, [0, 1, 2, 3])
-    assert found.total == pytest.approx(expected, rel=1e-5) and few.total == pytest.approx(expected, rel=1e-5)
+    assert (len(found.lost), found.windows, reports) == (n, 3, [0, 1, 2, 3])
+    assert sum(found.lost) == pytest.approx(expected, rel=1e-5) == sum(few.lost)
 
 
 def test_rows() -> None:
-    first, other = Score(2.0, 3.0, 2, 1, 1.0), Score(2.2, 3.0, 2, 1, 0.0)
+    first, other = Score([0.5, 1.5], 1, 1.0), Score([0.5, 1.7], 1, 0.0)
     row = other.row("f16", first, 8)
     assert row["perplexity"] == pytest.approx(math.exp(1.1))
     assert row["change"] == pytest.approx(100 * (math.exp(0.1) - 1)) and row["per_second"] is None
-    assert first.row("f32", None, 8)["error"] == pytest.approx(math.e * math.sqrt(0.5))
+    assert row["change_error"] == pytest.approx(100 * math.exp(0.1) * 0.1), "of the differences 0 and 0.2"
+    assert first.row("f32", None, 8)["error"] == pytest.approx(math.e * 0.5)
 
 
 def test_kv_types() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -24,37 +24,39 @@ from .sections import Row, Section, columns
 WINDOW = 512  # tokens, llama.cpp's default
 _LOGITS_BYTES = 64 << 20  # logits of a pass on the device at once
 COLUMNS = columns(
-    "kv=K/V; perplexity=perplexity:4; error=±:4; change=% to the first:3; windows=windows:0; tokens=scored tokens:0; "
-    "per_second=tokens/s:1"
+    "kv=K/V; perplexity=perplexity:4; error=±:4; change=% to the first:3; change_error=±:3; windows=windows:0; "
+    "tokens=scored tokens:0; per_second=tokens/s:1"
 )
 
 
 @dataclass(slots=True)
 class Score:
-    """Sums over the negative log-probabilities of the scored tokens, in nats."""
+    """Negative log-probabilities of the scored tokens, in nats."""
 
-    total: float = 0.0
-    squares: float = 0.0
-    n: int = 0
+    lost: list[float] = field(default_factory=list)
     windows: int = 0
     seconds: float = 0.0
 
     def add(self, logits: np.ndarray, token: int) -> None:
         """Score `token` by the logits before it, float32 [n_vocab]."""
         shifted = logits - logits.max()
-        lost = math.log(float(np.exp(shifted).sum(dtype=np.float64))) - float(shifted[token])
-        self.total, self.squares, self.n = self.total + lost, self.squares + lost * lost, self.n + 1
+        self.lost.append(math.log(float(np.exp(shifted).sum(dtype=np.float64))) - float(shifted[token]))
 
     def row(self, kv: str, first: Score | None, window: int) -> Row:
-        """The row for the table."""
-        mean = self.total / self.n
-        variance = max(self.squares / self.n - mean * mean, 0.0)
-        found = {"kv": kv, "perplexity": math.exp(mean), "windows": self.windows, "tokens": self.n}
-        found["error"] = math.exp(mean) * math.sqrt(variance / max(self.n - 1, 1))
+        """The row for the table; beside `first`, over the same tokens, with the error of their paired difference."""
+        mean, error = _mean(self.lost)
+        found = {"kv": kv, "perplexity": math.exp(mean), "windows": self.windows, "tokens": len(self.lost)}
+        found["error"] = math.exp(mean) * error
         found["per_second"] = self.windows * window / self.seconds if self.seconds > 0 else None
         if first is not None:
-            found["change"] = 100 * math.expm1(mean - first.total / first.n)
+            apart, error = _mean([a - b for a, b in zip(self.lost, first.lost)])
+            found |= {"change": 100 * math.expm1(apart), "change_error": 100 * math.exp(apart) * error}
         return found
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and its standard error."""
+    return float(np.mean(values)), float(np.std(values)) / math.sqrt(max(len(values) - 1, 1))
 
 
 def kv_pairs(text: str) -> list[tuple[str, str]]:
