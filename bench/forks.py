@@ -1,6 +1,6 @@
 """Forks of greedy output: where drafting leaves plain decoding, and K/V types leave f16, and how close the choice was.
 
-    python bench/forks.py [-m smollm2] [--sets humaneval,gsm8k,chat] [--prompts 24] [--tokens 96] [--kv f16/f16 q8_0/q8_0 ...]
+    python bench/forks.py [-m smollm2] [--sets humaneval,gsm8k,chat] [--prompts 24] [--tokens 96] [--kv f16,q8_0/q4_0]
         [--exact] [-t 1] [-ngl 0] [--json FILE]
 
 A fork is the first token that differs; its gap is by how much the first of the two preferred its own token there, in logits. What
@@ -18,11 +18,12 @@ import numpy as np
 from common import Solo, header, save
 from trained_drafts import prompt_ids
 
+from dflash_ggml.bench.perplexity import kv_pairs
 from dflash_ggml.bench.prompts import choose, spread
 from dflash_ggml.config import FILES, EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.files.named import find_named, model_path
-from dflash_ggml.files.pairs import EMBEDDED_DRAFT
+from dflash_ggml.files.pairs import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 BUDGET = 15
 Written = tuple[list[int], list[np.ndarray]]  # tokens, and the logits that each was chosen by
@@ -72,8 +73,7 @@ def main() -> None:
     p.add_argument("--sets", default="humaneval,gsm8k,chat", help="as dflash-bench --prompts")
     p.add_argument("--prompts", type=int, default=24, help="of all sets together")
     p.add_argument("--tokens", type=int, default=96)
-    types = ["f16/f16", "f32/f32", "q8_0/q8_0", "q8_0/q4_0", "q4_0/q4_0"]
-    p.add_argument("--kv", nargs="+", default=types, metavar="K/V")
+    p.add_argument("--kv", default="f16,f32,q8_0,q8_0/q4_0,q4_0", help="as dflash-bench perplexity --kv")
     p.add_argument("--exact", action="store_true")
     p.add_argument("-t", "--threads", type=int)
     p.add_argument("-ngl", "--gpu-layers", type=int, default=-1)
@@ -83,22 +83,21 @@ def main() -> None:
     draft = a.model_draft or (named.draft if named else EMBEDDED_DRAFT)
     prompts, rows, first, device = spread(choose(a.sets.split(",")), a.prompts), [], None, ""
     print("| K/V | mode | beside | forks | texts | compared tokens | median gap | largest |\n|" + "---|" * 8)
-    for pair in ["f32/f32"] if a.exact else a.kv:
-        k, _, v = pair.partition("/")
+    for k, v in kv_pairs("f32" if a.exact else a.kv):
+        pair = f"{k}/{v}"
         config = EngineConfig(
             target, draft, n_ctx=4096, n_threads=a.threads, n_gpu_layers=a.gpu_layers, type_k=k, type_v=v,
             reference=a.exact, mode="plain", budget=BUDGET, calibrate="never", spec=FILES,
         )  # fmt: skip
         with Solo.load(config) as engine:
             device = engine.device.info.description
-            form = (
-                engine.tokenizer.chat_template if named else None
-            )  # the embedded target is a model of code alone
+            # the embedded target is a model of code alone
+            form = engine.tokenizer.chat_template if target != EMBEDDED_TARGET else None
             ids = [prompt_ids(engine, prompt, form) for prompt in prompts]
             plain = [greedy(engine, prompt, a.tokens, "plain") for prompt in ids]
             if first is not None:
                 rows.append(
-                    compared({"kv": pair, "mode": "plain", "beside": f"{a.kv[0]}, plain"}, first, plain)
+                    compared({"kv": pair, "mode": "plain", "beside": "plain, the first"}, first, plain)
                 )
             first = first or plain
             for mode in ("plain", "chain", "tree"):
