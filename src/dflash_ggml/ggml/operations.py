@@ -190,9 +190,9 @@ class Operations:
         """Sums over dimension 0 of `a` [n, ...], whose rows are contiguous -> [1, ...]."""
         return lib.ggml_sum_rows(self.ctx, a)
 
-    def softmax(self, a: Tensor) -> Tensor:
-        """exp(a) over its sum, along dimension 0."""
-        return lib.ggml_soft_max(self.ctx, a)
+    def softmax(self, a: Tensor, factor: float = 1.0) -> Tensor:
+        """exp(factor a) over its sum, along dimension 0."""
+        return lib.ggml_soft_max_ext(self.ctx, a, ffi.NULL, factor, 0.0)
 
     def clamp(self, a: Tensor, low: float, high: float) -> Tensor:
         """`a`, within low and high; on the CPU NaN becomes `high`."""

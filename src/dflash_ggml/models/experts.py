@@ -41,6 +41,7 @@ class Experts:
         scale: Factor of the weights after that.
         limit: Bound of a clamped SwiGLU's inputs, 0 for a plain one.
         gelu: Whether the activation is GELU, not SiLU.
+        factor: Of the logits, before a softmax over all experts.
     """
 
     n_embd: int
@@ -55,6 +56,7 @@ class Experts:
     scale: float = 1.0
     limit: float = 0.0
     gelu: bool = False
+    factor: float = 1.0
 
     def tensors(self, joined: bool = False) -> dict[str, tuple[int, ...]]:
         """Name within the block -> shape of every tensor.
@@ -125,6 +127,7 @@ def mixture(
     if routed is None:
         logits = matmul(g, w, f"{name}ffn_gate_inp", y)
     else:  # a router's `.scale` applies to its input
+        y = g.expand(y)  # nothing may lie between router and experts
         logits = g.mul_mat(w[f"{name}ffn_gate_inp.weight"], routed)
     ids, weights = _route(g, w, name, logits, experts)
     shared, like = None, w[f"{name}ffn_gate_inp.weight"]
@@ -157,7 +160,7 @@ def _route(g: Graph, w: Mapping[str, Tensor], name: str, logits, experts: Expert
     e, k, n = experts.n_experts, experts.n_used, logits.ne[1]
     scores = logits
     if experts.scoring != "chosen":
-        scores = g.softmax(logits) if experts.scoring == "softmax" else g.sigmoid(logits)
+        scores = g.softmax(logits, experts.factor) if experts.scoring == "softmax" else g.sigmoid(logits)
     picking = g.add(scores, w[f"{name}exp_probs_b.bias"]) if experts.biased else scores
     if not g.device.is_gpu and (experts.biased or experts.scoring != "softmax"):
         # the CPU's sort may read out of bounds if only some scores are NaN; softmax makes all or none NaN

@@ -131,7 +131,7 @@ class Gemma4(Target):
             n_experts = keys.count("expert_count", MAX_EXPERTS)
             n_used = keys.one("expert_used_count", n_experts, n=n)
             width = keys.one("expert_feed_forward_length", n=n)
-            experts = Experts(n_embd, n_experts, n_used, width, gelu=True)
+            experts = Experts(n_embd, n_experts, n_used, width, factor=n_embd**-0.5, gelu=True)
         params = cls(
             n_layers=n,
             n_embd=n_embd,
@@ -306,7 +306,7 @@ class Gemma4(Target):
         if not self.mixed[i] or self.experts is None:
             return y
         y = g.rms_norm(y, eps, w[name + "post_ffw_norm_1.weight"])
-        routed = g.mul(g.scale(g.rms_norm(x, eps), self.n_embd**-0.5), w[name + "ffn_gate_inp.scale"])
+        routed = g.rms_norm(x, eps, w[name + "ffn_gate_inp.scale"])
         inner = g.rms_norm(x, eps, w[name + "pre_ffw_norm_2.weight"])
         z = mixture(g, w, name, inner, self.experts, routed)
         return g.add(y, g.rms_norm(z, eps, w[name + "post_ffw_norm_2.weight"]))
