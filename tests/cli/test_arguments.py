@@ -225,6 +225,23 @@ def test_every_option_of_llama_cpps_programs_is_known(command: str) -> None:
         assert ({None: "1", 0: "0", "?": "?"}.get(nargs) or str(nargs)) == n, name
 
 
+@pytest.mark.parametrize(
+    ("mb", "free", "expected"),
+    [
+        (None, 2 << 30, 1024),
+        (None, 24 << 30, 3072),
+        (None, 1 << 40, 8192),
+        (0, 1 << 40, 0),
+        (512, 1 << 30, 512),
+        (-1, 0, 1 << 42),
+    ],
+)
+def test_memory_for_prefixes(mb: int | None, free: int, expected: int) -> None:
+    from dflash_ggml.server.cli import cache_bytes
+
+    assert cache_bytes(mb, free) == expected << 20
+
+
 def test_names_of_llama_cpp_for_our_options() -> None:
     line = (
         "--spec-draft-hf a/b --spec-draft-n-max 48 --spec-type draft-dflash,ngram-mod -rea off -np -1 -cram -1 -n -2 "

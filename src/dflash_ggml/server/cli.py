@@ -28,6 +28,7 @@ from ..cli.parser import Parser
 from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
 from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..ggml.host import free_memory
 
 try:
     import uvicorn
@@ -75,7 +76,7 @@ _SERVER = """
 --max-body BYTES int 8388608 | largest request body (default 8 MiB)
 --drain S float 10 | seconds a running answer may take after SIGTERM
 --supervise | run the engine in a separate process, and restart it when it dies
---cache-mb MB int 1024 | memory for cached prefixes, 0: none, -1: no limit (default 1024)
+--cache-mb MB int | memory for cached prefixes, 0: none, -1: no limit (default: an eighth of what is free, 1024 to 8192)
 --cache-disk DIR path | folder for long prefixes, which survive a restart; the files contain your prompts' tokens and are readable
     by you alone
 --cache-disk-mb MB int 32768 | limit of the files of --cache-disk; the least recently used go first (default 32768)
@@ -181,6 +182,13 @@ class Server(uvicorn.Server):
         timer.start()
 
 
+def cache_bytes(mb: int | None, free: int) -> int:
+    """Memory for cached prefixes, by --cache-mb and the host's free bytes."""
+    if mb is None:
+        return min(max(free // 8, 1 << 30), 8 << 30)
+    return NO_LIMIT if mb == -1 else mb << 20
+
+
 def run(args: argparse.Namespace) -> int:
     """Check the options, load in the background, serve until a signal; returns the exit code."""
     keys = read_keys(args)
@@ -190,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--port: {args.port} is outside 0..65535")
     if not -1 <= args.parallel <= MAX_PARALLEL:
         raise ConfigError(f"--parallel: {args.parallel} is outside 0..{MAX_PARALLEL}")
-    if args.cache_mb < -1:
+    if args.cache_mb is not None and args.cache_mb < -1:
         raise ConfigError(f"--cache-mb: {args.cache_mb} is neither -1 nor a size")
     if args.queue < 1:
         raise ConfigError(f"--queue: {args.queue} is below 1")
@@ -214,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
     sockets = listen(args.host, args.port)
     opener = Opener(
         config,
-        cache_bytes=NO_LIMIT if args.cache_mb == -1 else args.cache_mb << 20,
+        cache_bytes=cache_bytes(args.cache_mb, free_memory()),
         sampling=settings.sampling,
         think=args.think,
         disk=args.cache_disk,
