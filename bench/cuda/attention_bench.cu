@@ -35,7 +35,7 @@ struct variant {
     int d, nr, ng, kt, q_regs, unpack, occ;
     void (*kernel)(fattn_narrow_args);
     void (*hopper)(fattn_narrow_hopper_args); // with 16*nr rows of queries
-    void (*combine)(const char *, const float2 *, float *, int, int, int, bool, fattn_narrow_forest);
+    void (*combine)(const char *, const float2 *, const float *, float *, int, int, int, bool, fattn_narrow_forest);
     const void * fn() const { return hopper ? (const void *) hopper : (const void *) kernel; }
     std::string label() const {
         char s[96];
@@ -218,7 +218,7 @@ static void attention(cudaStream_t st, const variant & v, const plan & p, float 
     }
     if (combine) {
         const fattn_narrow_forest f = { p.args.seqs, p.args.spans, p.args.n_seqs, p.args.n_kv, 16*v.nr, 16*v.kt };
-        launch(st, v.combine, dim3(p.rows, p.args.n_heads_kv), v.d, 0, (const char *) p.args.part, (const float2 *) p.args.stat, dst, p.rows, p.args.n_chunks, p.args.gqa, false, f);
+        launch(st, v.combine, dim3(p.rows, p.args.n_heads_kv), v.d, 0, (const char *) p.args.part, (const float2 *) p.args.stat, (const float *) nullptr, dst, p.rows, p.args.n_chunks, p.args.gqa, false, f);
     }
 }
 

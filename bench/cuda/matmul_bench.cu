@@ -48,7 +48,7 @@ struct variant {
 
 template <mmn_type type, int mt, int nt, int nw, int ks, int ns, int occ>
 static variant make_variant(int bps) {
-    variant v { type, mt, nt, nw, ks, ns, occ, bps, mmn_product<type, mt, nt, nw, ks, ns, occ>, ns*mmn_stage_bytes<type, mt, nt, nw, ks> };
+    variant v { type, mt, nt, nw, ks, ns, occ, bps, mmn_product<type, mt, nt, nw, ks, ns, occ, false>, ns*mmn_stage_bytes<type, mt, nt, nw, ks, false> };
     if (cudaFuncSetAttribute((const void *) v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem) != cudaSuccess) {
         cudaGetLastError();
         return v;
@@ -74,7 +74,7 @@ static workspace make_workspace() {
 static void convert(cudaStream_t s, const workspace & ws, const float * x, int k, int cols, int nt) {
     const int n_done = 4096;
     const int64_t stride = k;
-    launch(s, mmn_convert<false>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, cols, nt, ws.x, ws.done, n_done);
+    launch(s, mmn_convert<false>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, k/256, cols, nt, ws.x, ws.done, n_done);
 }
 
 struct matrix { const char * w; float * dst; int rows; };

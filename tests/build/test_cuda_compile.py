@@ -1,5 +1,5 @@
-"""Compilation of our own CUDA files where nvcc is installed, and for HIP, with those that our patches change, where hipcc is
-(all of ggml-cuda would take half an hour)."""
+"""Compilation of our own CUDA files, and of the benchmarks of their kernels, where nvcc is installed, and for HIP, with
+those that our patches change, where hipcc is (all of ggml-cuda would take half an hour)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ OURS = sorted(
     for patch in (ROOT / "patches").glob("*.patch")
     for name in re.findall(r"^--- /dev/null\n\+\+\+ b/(\S+\.cu)$", patch.read_text(), re.MULTILINE)
 )
+BENCHES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "bench" / "cuda").glob("*.cu"))
 # and those of ggml that they change; sm90a/ has files for one NVIDIA architecture, which a HIP build leaves out
 FOR_HIP = sorted(
     {
@@ -31,11 +32,11 @@ FOR_HIP = sorted(
 
 
 def test_patches_bring_cuda_files():
-    assert OURS and FOR_HIP
+    assert OURS and FOR_HIP and BENCHES
 
 
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", [*OURS, *BENCHES])
 def test_compiles(name, tmp_path):
     """One architecture, no optimisation, no code below PTX: that is enough to find what the compiler refuses."""
     stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
@@ -64,7 +65,7 @@ def test_compiles_for_hip(name, tmp_path):
 def _compile(command: list[str], name: str, into: Path) -> None:
     """Compile a file of the vendored tree."""
     include = [f"-I{GGML / folder}" for folder in ("include", "src", "src/ggml-cuda")]
-    source = ROOT / "vendor" / "llama.cpp" / name
+    source = ROOT / name if name in BENCHES else ROOT / "vendor" / "llama.cpp" / name
     done = subprocess.run([*command, *include, str(source), "-o", str(into)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
