@@ -151,7 +151,7 @@ def test_memory_that_ends_is_an_error_by_name(engine: Solo, monkeypatch, where: 
     fresh(engine)
     with monkeypatch.context() as patch:
         if where == "a snapshot":
-            patch.setattr(engine.device, "read_bytes", none_left)
+            patch.setattr(engine.device, "read_pieces", none_left)
             with pytest.raises(
                 DeviceError, match="^snapshot: this process can get no more memory; lower the context"
             ):

@@ -40,6 +40,7 @@ TYPES = {
         lib.GGML_TYPE_F16,
         lib.GGML_TYPE_BF16,
         lib.GGML_TYPE_Q4_1,
+        lib.GGML_TYPE_Q5_0,
         lib.GGML_TYPE_IQ4_NL,
         lib.GGML_TYPE_NVFP4,
         lib.GGML_TYPE_MXFP4,
