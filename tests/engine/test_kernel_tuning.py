@@ -336,15 +336,15 @@ def test_which_weights_have_no_kernels(
     slow: SlowKernels, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that is only looked up does not count, nor do vectors and F32."""
-    q5_0 = Source(Type.Q5_0.value, (256, 96), np.zeros(96 * 8 * 22, np.uint8))
-    more = Weights(slow, {"x": q5_0, "token_embd.weight": q5_0}).fill()
+    q5_1 = Source(Type.Q5_1.value, (256, 96), np.zeros(96 * 8 * 24, np.uint8))
+    more = Weights(slow, {"x": q5_1, "token_embd.weight": q5_1}).fill()
     assert without_kernels(slow, {**weights, **more}) == {}
     monkeypatch.setattr(Device, "capability", (8, 0))
     assert without_kernels(slow, weights) == {}
-    size, bytes_ = 96 * 8 * 22, 2 * 96 * 8 * 34 + 96 * 16 * 34 + 256 * 32 * 2 + 40 * 32 * 2
-    assert without_kernels(slow, {**weights, **more}) == {"q5_0": 2 * size / (bytes_ + 2 * size)}
+    size, bytes_ = 96 * 8 * 24, 2 * 96 * 8 * 34 + 96 * 16 * 34 + 256 * 32 * 2 + 40 * 32 * 2
+    assert without_kernels(slow, {**weights, **more}) == {"q5_1": 2 * size / (bytes_ + 2 * size)}
     assert without_kernels(slow, {**weights, **more, "output.weight": weights["half"]}) == {
-        "q5_0": size / (bytes_ + size + 256 * 32 * 2)
+        "q5_1": size / (bytes_ + size + 256 * 32 * 2)
     }
     more.close()
 
