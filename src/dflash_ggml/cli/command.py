@@ -16,12 +16,17 @@ def run_command(
     build_parser: Callable[[], argparse.ArgumentParser],
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
+    *,
+    writes_output: bool = True,
 ) -> int:
     """Parse the arguments and run; returns the exit code of `run`, or 1 failed, 2 bad option or file, 130 interrupted.
 
     The parser must have `--verbose`.
+
+    Args:
+        writes_output: Whether the command is of no use with a closed standard output.
     """
-    if not can_write(name):
+    if writes_output and not can_write(name):
         return 1
     args = build_parser().parse_args(argv)
     level = logging.INFO if args.verbose else logging.WARNING
@@ -30,8 +35,13 @@ def run_command(
         return run(args)
     except DflashError as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, (ConfigError, ModelFileError, ContextOverflowError)) else 1
+        return exit_code(error)
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         return end_output(name, error)
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for a bad option or file, else 1."""
+    return 2 if isinstance(error, (ConfigError, ModelFileError, ContextOverflowError)) else 1

@@ -23,11 +23,12 @@ from ..cli.arguments import (
     warn_of_threads,
 )
 from ..cli.chat_options import add_chat_options, session_options
+from ..cli.command import exit_code, run_command
 from ..cli.option_table import add_table
 from ..cli.parser import Parser
 from ..cli.sampling_options import add_sampling_options, sampling_params
 from ..config import MAX_PARALLEL
-from ..errors import ConfigError, ContextOverflowError, DflashError, ModelFileError
+from ..errors import ConfigError, DflashError
 from ..ggml.host import free_memory
 
 try:
@@ -49,7 +50,6 @@ log = logging.getLogger("dflash_ggml.server")
 
 SWITCH_SECONDS = 0.001
 NO_LIMIT = 1 << 62  # bytes
-_BAD = (ConfigError, ModelFileError, ContextOverflowError)  # exit code for a bad option or file
 
 EXAMPLES = """examples:
   dflash-serve -m Qwen3.5-27B-Q4_K_M.gguf -md Qwen3.5-27B-DFlash.gguf -c 32768
@@ -275,9 +275,7 @@ def run(args: argparse.Namespace) -> int:
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()
     server.run(sockets)
     failure = service.worker.failure
-    if failure is None:
-        return 0
-    return 2 if isinstance(failure, _BAD) else 1
+    return 0 if failure is None else exit_code(failure)
 
 
 def _announce(server: Server, service: Service) -> None:
@@ -309,14 +307,7 @@ def _announce(server: Server, service: Service) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit codes: 0 stopped by a signal, 1 failed, 2 bad option or file."""
-    args = build_parser().parse_args(argv)
-    level = logging.INFO if args.verbose else logging.WARNING
-    logging.basicConfig(format="dflash-serve: %(message)s", level=level)
-    try:
-        return run(args)
-    except (DflashError, OSError) as error:
-        print(f"dflash-serve: {error}", file=sys.stderr)
-        return 2 if isinstance(error, _BAD) else 1
+    return run_command("dflash-serve", build_parser, run, argv, writes_output=False)
 
 
 if __name__ == "__main__":
