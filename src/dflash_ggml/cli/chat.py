@@ -10,9 +10,7 @@ import contextlib
 import io
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 
 from ..engine.engine import Engine
 from ..errors import ConfigError
@@ -21,7 +19,7 @@ from . import chat_options as chats
 from .arguments import USUAL, add_model_options, engine_config, token_limit, warn_of_threads
 from .chat_options import file_text
 from .command import run_command
-from .interrupt import leave
+from .interrupt import Interrupt
 from .option_table import add_table
 from .parser import Parser
 from .repl import Conversation, Quit, Save, read_save
@@ -100,27 +98,10 @@ def talk(conversation: Conversation, read: Callable[[str], str], keyboard: Keybo
         except EOFError:
             return
         try:
-            with keyboard.quiet(), stopping(conversation, keyboard):
+            with keyboard.quiet(), Interrupt(conversation.stop, keyboard.restore):
                 conversation.say(message)
         except Quit:
             return
-
-
-@contextmanager
-def stopping(conversation: Conversation, keyboard: Keyboard) -> Iterator[None]:
-    """Context in which Ctrl-C stops the running answer, and a second one exits."""
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        if conversation.stop_asked:
-            keyboard.restore()
-            leave()
-        conversation.stop_asked = True
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 def read_line(prompt: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 from .writer import PLAIN
@@ -23,10 +24,16 @@ class Interrupt:
     Python calls signal handlers between bytecodes, so not before the current pass ends. The second signal must not wait for
     that: a thread reads the pipe to which the interpreter writes each signal at once. Main thread only; ValueError
     elsewhere.
+
+    Args:
+        on_first, on_second: Called in that thread for each of the two signals, the second before the process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_first: Callable[[], None] = lambda: None, on_second: Callable[[], None] = lambda: None
+    ) -> None:
         self.asked = False
+        self._on_first, self._on_second = on_first, on_second
 
     def __enter__(self) -> Interrupt:
         self._handler = signal.signal(signal.SIGINT, lambda signum, frame: None)
@@ -49,5 +56,7 @@ class Interrupt:
         while byte := os.read(self._pipe, 1):
             if byte[0] == signal.SIGINT:
                 if self.asked:
+                    self._on_second()
                     leave()
                 self.asked = True
+                self._on_first()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,34 +44,17 @@ class Quit(Exception):
     """The user wants to quit."""
 
 
-@dataclass(slots=True)
-class Totals:
-    """Totals over all answers of this session."""
-
-    answers: int = 0
-    tokens: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    ms: float = 0.0
-
-    def add(self, usage: Usage) -> None:
-        """Add an answer."""
-        self.answers += 1
-        self.tokens += usage.predicted_n
-        self.steps += usage.steps
-        self.drafted += usage.draft_n
-        self.accepted += usage.draft_n_accepted
-        self.ms += usage.predicted_ms
-
-    def line(self) -> str:
-        """The totals in one line."""
-        speed = 1e3 * self.tokens / self.ms if self.ms else 0.0
-        per_step = 1.0 + self.accepted / self.steps if self.steps else 0.0
-        return (
-            f"{count(self.answers, 'answer')}, {count(self.tokens, 'token')} at {speed:.1f}/s, {per_step:.2f} per step, "
-            f"{self.accepted} of {count(self.drafted, 'candidate')} accepted"
-        )
+def totals_line(usages: Sequence[Usage]) -> str:
+    """The totals over all answers of a session in one line."""
+    tokens, steps = sum(u.predicted_n for u in usages), sum(u.steps for u in usages)
+    drafted, accepted = sum(u.draft_n for u in usages), sum(u.draft_n_accepted for u in usages)
+    ms = sum(u.predicted_ms for u in usages)
+    speed = 1e3 * tokens / ms if ms else 0.0
+    per_step = 1.0 + accepted / steps if steps else 0.0
+    return (
+        f"{count(len(usages), 'answer')}, {count(tokens, 'token')} at {speed:.1f}/s, {per_step:.2f} per step, "
+        f"{accepted} of {count(drafted, 'candidate')} accepted"
+    )
 
 
 def answer_line(usage: Usage) -> str:
@@ -97,8 +80,7 @@ class Conversation:
     options: Mapping[str, Any] = field(default_factory=dict)  # further fields of every request
     progress: Callable[[str, int, int], object] = lambda stage, done, total: None
     messages: list[dict[str, Any]] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
-    last: Usage | None = None
+    usages: list[Usage] = field(default_factory=list)  # one per answer
     stop_asked: bool = False
 
     def __post_init__(self) -> None:
@@ -155,8 +137,7 @@ class Conversation:
         events = run_chat(self.session, self._request(), should_stop=lambda: self.stop_asked)
         answer = write_answer(events, self._writer, self.progress)
         usage, finish = answer.done()
-        self.last = usage
-        self.totals.add(usage)
+        self.usages.append(usage)
         is_cut = finish.reason == "length"
         in_thinking = bool(answer.reasoning) and not answer.text
         if is_cut and not in_thinking:
@@ -167,6 +148,10 @@ class Conversation:
         if is_cut and in_thinking:
             self.note("the limit fell inside the thinking: /set max_tokens N or /think off")
         return answer
+
+    def stop(self) -> None:
+        """Stop the running answer at its next step."""
+        self.stop_asked = True
 
     def _request(self) -> ChatRequest:
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -273,11 +258,11 @@ class Conversation:
         self.note(f"{used} of {self.session.engine.n_ctx} tokens")
 
     def _stats(self, _: str) -> None:
-        if self.last is None:
+        if not self.usages:
             self.note("nothing has been answered yet")
             return
-        self.note(f"last: {answer_line(self.last)}")
-        self.note(f"all: {self.totals.line()}")
+        self.note(f"last: {answer_line(self.usages[-1])}")
+        self.note(f"all: {totals_line(self.usages)}")
 
     def _quit(self, _: str) -> None:
         raise Quit
