@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..text.chat_formats import named_template
-from ..text.grammar_spec import GrammarSpec, json_schema_spec
+from ..text.grammar_spec import GrammarSpec, json_schema_spec, spec_of
 from .option_table import add_table
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def add_chat_options(add: Callable[..., Any]) -> None:
 def add_text_options(add: Callable[..., Any]) -> None:
     """Add what `text_options` reads to a group of options."""
     kinds: dict[str, Any] = {"stops": {"dest": "stop", "action": "append", "default": []}}
-    for name, kind in (("gbnf", _gbnf), ("schema", _schema)):
+    for name, kind in (("gbnf", partial(spec_of, "gbnf")), ("schema", _schema)):
         kinds[name] = {"dest": "grammar", "type": kind}
         kinds[f"{name}_file"] = {"dest": "grammar", "type": partial(_in_file, kind)}
     add_table(add, _TEXT, **kinds)
@@ -125,10 +125,6 @@ def _variables(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return found
-
-
-def _gbnf(text: str) -> GrammarSpec | None:
-    return GrammarSpec("gbnf", text) if text.strip() else None
 
 
 def _schema(text: str) -> GrammarSpec | None:
