@@ -30,6 +30,7 @@ from . import (
     openai_completions,
     openai_responses,
 )
+from .answers import AnswersEncoder
 from .auth import KeyRing
 from .catalogue import model_list, model_object
 from .choices import alternative
@@ -298,8 +299,8 @@ def _works(service: Service, runner: Runner, call: ApiCall) -> Iterable[Work]:
     """The jobs of a generating call, one for each answer."""
     prompts = [runner.prepare(asked) for asked in (call.request, *call.more)]
     note_selection(prompts, call.notes)
-    if call.on_prepared is not None:
-        call.on_prepared(prompts)
+    if isinstance(call.encoder, AnswersEncoder):
+        call.encoder.prepared(prompts)
     return (work(alternative(prompt, i), service.metrics) for prompt in prompts for i in range(call.n))
 
 

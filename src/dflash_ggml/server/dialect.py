@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -84,7 +84,6 @@ class ApiCall:
         more: Further prompts.
         n: Answers to each. The encoder gets the events of all answers, one after another.
         lines: Whether a stream consists of JSON lines, not server-sent events.
-        on_prepared: Called with all prompts before the first event.
     """
 
     request: ChatRequest | CompletionRequest
@@ -95,7 +94,6 @@ class ApiCall:
     more: tuple[CompletionRequest, ...] = ()
     n: int = 1
     lines: bool = False
-    on_prepared: Callable[[Sequence[Prepared]], None] | None = None
 
 
 def opened(kind: type[B], data: Any, settings: Settings) -> tuple[B, Notes]:

@@ -22,12 +22,11 @@ from .limits import check_count
 from .llamacpp_encoder import LlamaEncoder, sampling_settings
 from .notes import Notes
 from .runner import FILL_MARKS, Runner
-from .schema import Body, Count, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
+from .schema import Body, Count, LogitPair, SamplingFields, Speculation, Token, TokenList, Whole, parse, whole
 
 MAX_ALTERNATIVES = 256
 
 Parts = Annotated[list[str | Token], Field(fail_fast=True), BeforeValidator(whole)]
-Bias = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
 
 
 class LlamaBody(SamplingFields, ConstraintFields):
@@ -40,7 +39,7 @@ class LlamaBody(SamplingFields, ConstraintFields):
     n: Whole | None = None
     n_cmpl: Whole | None = None
     stream: bool | None = None
-    logit_bias: dict[str, float] | list[Bias] | None = None
+    logit_bias: dict[str, float] | list[LogitPair] | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
     response_fields: list[str] | None = None
@@ -141,9 +140,7 @@ def _call(
         timings=bool(body.timings_per_token),
         fields=body.response_fields or (),
     )
-    return ApiCall(
-        requests[0], encoder, bool(body.stream), notes, tuple(requests[1:]), n, on_prepared=encoder.prepared
-    )
+    return ApiCall(requests[0], encoder, bool(body.stream), notes, tuple(requests[1:]), n)
 
 
 def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -154,9 +151,9 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[
     if limit is None:
         limit = -1 if settings.max_tokens is None else settings.max_tokens
     response_format, grammar = body.constraint()
-    arguments = body.model_copy(update={"logit_bias": None}).arguments(settings.sampling, settings.limits)
+    arguments = body.arguments(settings.sampling, settings.limits, encode=tokenizer.encode)
     sampling = arguments["sampling"]
-    bias = dict(sampling.logit_bias) | _biases(body.logit_bias, tokenizer)
+    bias = {**settings.sampling.logit_bias, **sampling.logit_bias}
     return {
         **arguments,
         "sampling": replace(sampling, logit_bias=bias),
@@ -166,31 +163,6 @@ def _options(body: LlamaBody, settings: Settings, tokenizer: Tokenizer) -> dict[
         "return_tokens": True,
         **speculation(body.dflash),
     }
-
-
-def _biases(given: dict[str, float] | list[Bias] | None, tokenizer: Tokenizer) -> dict[int, float]:
-    """Biases by token: a text means each of its tokens, false is a ban."""
-    pairs = given.items() if isinstance(given, dict) else given or ()
-    biases: dict[int, float] = {}
-    for given_name, value in pairs:
-        name = whole(given_name)
-        number = isinstance(given, dict) and isinstance(name, str) and name.isascii() and name.isdigit()
-        if isinstance(name, str) and not (number and len(name) < 20):
-            tokens = tokenizer.encode(name)
-        elif isinstance(name, (int, str)) and not isinstance(name, bool):
-            tokens = [int(name)]
-        else:
-            raise bad_request(
-                f"logit_bias: {name!r} is neither a token nor text", "logit_bias", "invalid_value"
-            )
-        if isinstance(value, str) or value is True:
-            raise bad_request(f"logit_bias: {value!r} is not a bias", "logit_bias", "invalid_value")
-        if abs(value) > 1e38:  # integers may overflow a float
-            raise bad_request(
-                f"logit_bias: {name!r:.40}: the bias is too large", "logit_bias", "invalid_value"
-            )
-        biases |= dict.fromkeys(tokens, float("-inf") if value is False else float(value))
-    return biases
 
 
 def _split(prompt: str | list[Any] | dict[str, Any]) -> list[Any]:

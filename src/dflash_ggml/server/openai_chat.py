@@ -141,18 +141,36 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
-class ChatBody(SamplingFields, ConstraintFields):
+class GeneratingBody(SamplingFields, ConstraintFields):
+    """Common fields of chats and text completions."""
+
+    model: str | None = None
+    max_tokens: Limit | None = None
+    n: Whole | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    dflash: Options | None = None
+
+    def shown(self, notes: Notes) -> dict[str, Any]:
+        """Fields of an encoder: what the answer reports besides its text.
+
+        Raises:
+            ApiError: A strict server got stream options without a stream.
+        """
+        if self.stream_options is not None and not self.stream and notes.strict:
+            raise bad_request("stream_options: only allowed with stream", "stream_options")
+        usage = self.stream_options is not None and self.stream_options.include_usage
+        return {"include_usage": bool(usage), "progress": bool(self.return_progress)}
+
+
+class ChatBody(GeneratingBody):
     """The request."""
 
     idle = IDLE_CHAT
 
-    model: str | None = None
     messages: list[Message]
-    max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    n: Whole | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     n_probs: Alternatives | None = None
@@ -174,8 +192,6 @@ class ChatBody(SamplingFields, ConstraintFields):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    return_progress: bool | None = None
-    dflash: Options | None = None
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
@@ -195,8 +211,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     n = check_choices(body.n)
     check_count(body.messages, limits.messages, "messages")
     check_count(body.tools or (), limits.tools, "tools")
-    if body.stream_options is not None and not body.stream and notes.strict:
-        raise bad_request("stream_options: only allowed with stream", "stream_options")
+    shown = body.shown(notes)
     tool_set, choice = choose(body.tool_choice, openai_tools(body.tools, notes), notes)
     response_format, grammar = body.constraint()
     add_prompt = body.add_generation_prompt is not False
@@ -227,17 +242,15 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         **body.arguments(settings.sampling, limits),
         **speculation(body.dflash),
     )
-    options = body.stream_options
     hidden = body.include_reasoning is False or bool(body.reasoning and body.reasoning.exclude)
     kind = LegacyEncoder if legacy else ChatEncoder
     encoder = kind(
         model,
         tool_set=tool_set,
         show_reasoning=not hidden,
-        include_usage=bool(options and options.include_usage),
-        progress=bool(body.return_progress),
         logprobs=request.logprobs is not None,
         n=n,
+        **shown,
     )
     return ApiCall(request, encoder, bool(body.stream), notes, n=n)
 

@@ -12,29 +12,20 @@ from ..session.logprobs import completion_logprobs
 from ..session.requests import CompletionRequest
 from ..text.grammar_spec import response_format_spec
 from .choices import best, check_choices
-from .constraint_fields import ConstraintFields
 from .dialect import ApiCall, Settings, opened, speculation
-from .errors import bad_request
-from .openai_chat import Limit, StreamOptions
+from .openai_chat import GeneratingBody
 from .openai_encoder import OpenAIEncoder
-from .schema import Alternatives, Options, SamplingFields, Texts, Whole
+from .schema import Alternatives, Texts, Whole
 
 
-class CompletionBody(SamplingFields, ConstraintFields):
+class CompletionBody(GeneratingBody):
     """The request."""
 
-    model: str | None = None
     prompt: Texts
     suffix: str | None = None
-    max_tokens: Limit | None = None
-    n: Whole | None = None
     best_of: Whole | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     echo: bool | None = None
     logprobs: Alternatives | None = None
-    return_progress: bool | None = None
-    dflash: Options | None = None
 
 
 def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
@@ -45,8 +36,7 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
     """
     body, notes = opened(CompletionBody, data, settings)
     model = settings.model(body.model)
-    if body.stream_options is not None and not body.stream and notes.strict:
-        raise bad_request("stream_options: only allowed with stream", "stream_options")
+    shown = body.shown(notes)
     prompts = prompt_list(body.prompt)
     n = check_choices(body.n, len(prompts))
     candidates = n
@@ -74,15 +64,12 @@ def read_call(data: dict[str, Any], settings: Settings) -> ApiCall:
         model,
         echo=bool(body.echo),
         best_of=candidates,
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        progress=bool(body.return_progress),
         logprobs=body.logprobs is not None,
         prompts=len(prompts),
         n=n,
+        **shown,
     )
-    return ApiCall(
-        first, encoder, bool(body.stream), notes, tuple(more), candidates, on_prepared=encoder.prepared
-    )
+    return ApiCall(first, encoder, bool(body.stream), notes, tuple(more), candidates)
 
 
 def prompt_list(prompt: str | Sequence[Any]) -> list[str | list[int]]:

@@ -6,7 +6,7 @@ the path of the offending field.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -40,6 +40,7 @@ TokenList = Annotated[list[Token], Field(fail_fast=True), BeforeValidator(whole)
 Tokens = Annotated[TokenList, Field(min_length=1)]
 Texts = str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, fail_fast=True)]
 LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
+Encode = Callable[[str], list[int]]
 
 
 class Body(BaseModel):
@@ -99,13 +100,13 @@ class SamplingFields(Body):
     stop_token_ids: Annotated[TokenList, Field(max_length=64)] | None = None
     stop: str | list[str] | None = None
 
-    def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The sampler's options: the given fields, else the server's defaults."""
+    def sampling(self, defaults: SamplingParams, encode: Encode | None = None) -> SamplingParams:
+        """The sampler's options: the given fields, else the server's defaults. encode: see `arguments`."""
         given = {name: getattr(self, option.request or name) for name, option in OPTIONS.items()}
         if self.seed == -1:
             given["seed"] = None
         if self.logit_bias is not None:
-            given["logit_bias"] = _token_keys(self.logit_bias)
+            given["logit_bias"] = _token_biases(self.logit_bias, encode)
         if self.repetition_penalty is not None and self.repeat_penalty is None:
             # vLLM's name, which counts the prompt too
             given["repeat_penalty"] = self.repetition_penalty
@@ -113,19 +114,22 @@ class SamplingFields(Body):
                 given["penalty_last_n"] = -1
         return sampling_params(defaults, **given)
 
-    def arguments(self, defaults: SamplingParams, limits: Limits, param: str = "stop") -> dict[str, Any]:
+    def arguments(
+        self, defaults: SamplingParams, limits: Limits, param: str = "stop", encode: Encode | None = None
+    ) -> dict[str, Any]:
         """The arguments of a request for sampling and stopping.
 
         Args:
             defaults: The server's options.
             limits: Limits of stop strings.
             param: Path of the stop strings in the request.
+            encode: The tokens of a text, if texts may have biases.
 
         Raises:
             ApiError: There are too many stop strings, one is too long, or a bias is invalid.
         """
         return {
-            "sampling": self.sampling(defaults),
+            "sampling": self.sampling(defaults, encode),
             "stop": check_stops(self.stop, limits, param),
             "ignore_eos": bool(self.ignore_eos),
             "min_tokens": self.min_tokens or 0,
@@ -140,20 +144,30 @@ def sampling_params(defaults: SamplingParams, **given: Any) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def _token_keys(bias: dict[str, float] | list[list[Any]]) -> dict[int, float]:
-    """Biases by token id, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban."""
-    tokens: dict[int, float] = {}
-    for key, value in bias.items() if isinstance(bias, dict) else bias:
+def _token_biases(given: dict[str, float] | list[list[Any]], encode: Encode | None) -> dict[int, float]:
+    """Biases by token id, from OpenAI's mapping or llama.cpp's list of pairs, where false is a ban.
+
+    Args:
+        encode: The tokens of a text, each of which gets its bias; None: texts are refused.
+    """
+    biases: dict[int, float] = {}
+    for key, value in given.items() if isinstance(given, dict) else given:
         token = str(whole(key))
-        if isinstance(key, bool) or not (token.isascii() and token.isdigit() and len(token) < 20):
-            raise bad_request(f"{key!r:.40} is not a token id", "logit_bias")
+        is_id = not isinstance(key, bool) and token.isascii() and token.isdigit() and len(token) < 20
+        if isinstance(key, str) and encode is not None and not (is_id and isinstance(given, dict)):
+            tokens = encode(key)
+        elif is_id:
+            tokens = [int(token)]
+        else:
+            raise bad_request(f"{key!r:.40} is not a token", "logit_bias", "invalid_value")
         if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise bad_request(f"{value!r:.40} is not a number", "logit_bias")
+            raise bad_request(f"{value!r:.40} is not a number", "logit_bias", "invalid_value")
         if abs(value) > 1e38:  # integers may overflow a float
-            raise bad_request(f"{value!r:.40} is too large", "logit_bias")
+            raise bad_request(f"{value!r:.40} is too large", "logit_bias", "invalid_value")
         # OpenAI documents -100 as a ban, which a finite bias cannot guarantee.
-        tokens[int(token)] = float("-inf") if value is False or value == -100 else float(value)
-    return tokens
+        is_ban = value is False or (value == -100 and encode is None)
+        biases |= dict.fromkeys(tokens, float("-inf") if is_ban else float(value))
+    return biases
 
 
 def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = "") -> M:
