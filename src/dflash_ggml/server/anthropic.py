@@ -178,13 +178,7 @@ class MessageEncoder:
 
     def _begin_usage(self) -> dict[str, Any]:
         begin = self.answer.begin
-        prompt, cached = (begin.prompt_n, begin.cached_n) if begin else (0, 0)
-        return {
-            "input_tokens": prompt - cached,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
-            "output_tokens": 0,
-        }
+        return _counts(begin.prompt_n, begin.cached_n) if begin else _counts(0, 0)
 
     def _message(
         self, content: list[Any], reason: str | None, stop: str | None, usage: Any
@@ -226,10 +220,14 @@ class MessageEncoder:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
+    counts = _counts(usage.prompt_n, usage.cached_n, usage.predicted_n)
+    return {**counts, "timings": usage_timings(usage)}
+
+
+def _counts(prompt: int, cached: int, output: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": usage.prompt_n - usage.cached_n,
+        "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_n,
-        "output_tokens": usage.predicted_n,
-        "timings": usage_timings(usage),
+        "cache_read_input_tokens": cached,
+        "output_tokens": output,
     }

@@ -30,18 +30,17 @@ def require_safe_bind(host: str, keys: Sequence[str]) -> None:
         )
 
 
-def check_keys(keys: Sequence[str]) -> None:
-    """Raise ConfigError for empty keys, and keys that cannot be sent in a header."""
-    for key in keys:
-        if not key or not key.isascii() or not key.isprintable() or key.strip() != key:
-            raise ConfigError("an API key must be non-empty printable ASCII without surrounding spaces")
-
-
 class KeyRing:
-    """The accepted API keys; an empty ring admits everyone."""
+    """The accepted API keys; an empty ring admits everyone.
+
+    Raises:
+        ConfigError: A key is empty, or cannot be sent in a header.
+    """
 
     def __init__(self, keys: Sequence[str]) -> None:
-        check_keys(keys)
+        for key in keys:
+            if not key or not key.isascii() or not key.isprintable() or key.strip() != key:
+                raise ConfigError("an API key must be non-empty printable ASCII without surrounding spaces")
         # Digests have equal length, so that the comparison does not leak a key's length.
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 

@@ -58,9 +58,9 @@ class FairQueue(Generic[T]):
                 raise QueueClosed
             queue = self._queues.get(client)
             if self._size >= self.limit:
-                raise QueueFull
+                raise QueueFull(f"the queue is full ({self.limit} requests are waiting, the limit for all)")
             if queue is not None and len(queue) >= self.client_limit:
-                raise ClientFull
+                raise ClientFull(f"{self.client_limit} requests of this client are waiting, its limit")
             if queue is None:
                 queue = self._queues[client] = deque()
             queue.append(item)

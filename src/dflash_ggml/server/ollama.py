@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from ..session.answer import Answer, Block
-from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd, Usage
+from ..session.events import Event, Finish, ReasoningDelta, TextDelta, ToolCallEnd
 from ..session.logprobs import chat_logprobs
 from ..session.requests import ChatRequest, CompletionRequest
 from ..text.grammar_spec import response_format_spec
@@ -268,24 +268,18 @@ class _Lines:
         return calls
 
     def _end(self) -> dict[str, Any]:
+        """The end of an answer: token counts, and durations in nanoseconds."""
         usage, finish = self.answer.done()
         return {
             "done": True,
             "done_reason": "length" if finish.reason == "length" else "stop",
             "total_duration": int(1e9 * (time.monotonic() - self._clock)),
             "load_duration": 0,
-            **_durations(usage),
+            "prompt_eval_count": usage.prompt_n,
+            "prompt_eval_duration": int(1e6 * usage.prompt_ms),
+            "eval_count": usage.predicted_n,
+            "eval_duration": int(1e6 * usage.predicted_ms),
         }
-
-
-def _durations(usage: Usage) -> dict[str, int]:
-    """Token counts, and durations in nanoseconds."""
-    return {
-        "prompt_eval_count": usage.prompt_n,
-        "prompt_eval_duration": int(1e6 * usage.prompt_ms),
-        "eval_count": usage.predicted_n,
-        "eval_duration": int(1e6 * usage.predicted_ms),
-    }
 
 
 class ChatLines(_Lines):

@@ -183,17 +183,12 @@ class Worker(Generic[B]):
         job = Job(client, work)
         try:
             self._queue.put(client, job)
-        except ClientFull:
-            message = (
-                f"{self._queue.client_limit} requests of this client are waiting, its limit; try again later"
+        except QueueFull as error:
+            status, code = (
+                (429, "client_queue_full") if isinstance(error, ClientFull) else (503, "queue_full")
             )
             raise ApiError(
-                429, message, code="client_queue_full", retry_after=self.retry_after(), retry=True
-            ) from None
-        except QueueFull:
-            message = f"the queue is full ({self._queue.limit} requests are waiting, the limit for all); try again later"
-            raise ApiError(
-                503, message, code="queue_full", retry_after=self.retry_after(), retry=True
+                status, f"{error}; try again later", code=code, retry_after=self.retry_after(), retry=True
             ) from None
         except QueueClosed:
             self.require_ready()
