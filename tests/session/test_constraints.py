@@ -14,12 +14,10 @@ from dflash_ggml.session.session import Session, run_chat
 from reference.fake_engine import FakeEngine
 
 
-def test_a_schema_compiles_once_for_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_compiles_once_for_a_request() -> None:
     """What a session prepares it does not compile again when it answers."""
-    session = Session(FakeEngine(replies=['{"a": 1}']))  # type: ignore[arg-type]
     made: list[GrammarSpec] = []
-    compiled = session.grammars._compile
-    monkeypatch.setattr(session.grammars, "_compile", lambda spec: made.append(spec) or compiled(spec))
+    session = Session(FakeEngine(replies=['{"a": 1}']), vet=made.append)  # type: ignore[arg-type]
     form = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
     request = ChatRequest(messages=[{"role": "user", "content": "x"}], response_format=form, max_tokens=20)
     prepared = session.prepare(request)

@@ -435,10 +435,9 @@ def test_a_text_without_rules_is_left_to_the_compiler() -> None:
         COMPILER.matcher(GrammarSpec("lark", "no rules at all"))
 
 
-def test_compiled_grammars_are_kept_and_the_last_ones_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, made = GrammarCompiler(TOKENIZER, TOKENIZER.n_vocab), []
-    compiled = compiler._compile
-    monkeypatch.setattr(compiler, "_compile", lambda spec: made.append(spec) or compiled(spec))
+def test_compiled_grammars_are_kept_and_the_last_ones_only() -> None:
+    made: list[GrammarSpec] = []
+    compiler = GrammarCompiler(TOKENIZER, TOKENIZER.n_vocab, vet=made.append)
     first, *others = (GrammarSpec("regex", f"a{i}b") for i in range(17))
     one = compiler.matcher(first)
     assert one.consume_token(TOKENIZER.encode("a")[0])

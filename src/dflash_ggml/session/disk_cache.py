@@ -112,7 +112,8 @@ class DiskCache:
                 pass
         except OSError as error:
             raise ConfigError(f"--cache-disk: {folder} cannot be used: {error.strerror or error}") from None
-        self._entries = {path.stem: entry for path in self._files(self._folder) if (entry := _entry(path))}
+        files = sorted(self._folder.glob("*" + SUFFIX))
+        self._entries = {path.stem: entry for path in files if (entry := _entry(path))}
         self._waiting: queue.Queue[tuple[Snapshot, ...] | None] = queue.Queue(WAITING)
         self._lock = threading.Lock()  # of the entries
         self._writer: threading.Thread | None = None
@@ -240,10 +241,6 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 path.unlink()
                 held -= size
-
-    @staticmethod
-    def _files(folder: Path) -> list[Path]:
-        return sorted(folder.glob("*" + SUFFIX))
 
 
 def _name(tokens: Ids) -> str:

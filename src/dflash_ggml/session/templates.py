@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+from functools import lru_cache
 
 from ..errors import ConfigError
 from ..text.template import ChatTemplate
@@ -21,8 +20,7 @@ class Templates:
 
     def __init__(self, tokenizer: Tokenizer, source: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[ChatTemplate, tuple[int, ...]]] = OrderedDict()
+        self._kept = lru_cache(N_KEPT)(self._compile)
         source = source or tokenizer.chat_template
         self._default = self._compile(source) if source else None
 
@@ -44,13 +42,7 @@ class Templates:
                     "plain completion"
                 )
             return self._default
-        with self._lock:
-            if source not in self._kept:
-                self._kept[source] = self._compile(source)
-            self._kept.move_to_end(source)
-            while len(self._kept) > N_KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[source]
+        return self._kept(source)
 
     def _compile(self, source: str) -> tuple[ChatTemplate, tuple[int, ...]]:
         tokenizer = self._tokenizer

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ class GrammarCompiler:
         self._vet = vet
         self._library = _load_llguidance()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        self._compiled = lru_cache(COMPILED)(self._compile)
         self._lock = threading.Lock()
 
     def warm(self) -> None:
@@ -136,15 +136,8 @@ class GrammarCompiler:
         Raises:
             ConfigError: The grammar is invalid or exceeds a limit.
         """
+        made = self._compiled(spec)
         with self._lock:
-            made = self._compiled.get(spec)
-        if made is None:
-            made = self._compile(spec)
-        with self._lock:
-            self._compiled[spec] = made
-            self._compiled.move_to_end(spec)
-            while len(self._compiled) > COMPILED:
-                self._compiled.popitem(last=False)
             return made.deep_copy()
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
