@@ -269,25 +269,16 @@ class Conversation:
 
 
 def read_save(name: str) -> Save:
-    """A saved conversation.
+    """System message and messages of a saved conversation.
 
     Raises:
-        ConfigError: The file is not a saved conversation.
+        ConfigError: The file is not a saved conversation; the message names the fault.
         OSError: It cannot be read.
     """
     try:
         data = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{name}: not a saved conversation: {error}") from None
-    return checked_save(data, name)
-
-
-def checked_save(data: Any, name: str) -> Save:
-    """System message and messages of a saved conversation.
-
-    Raises:
-        ConfigError: It is not a conversation; the message names the fault.
-    """
     if not isinstance(data, dict) or data.get("version") != SAVE_VERSION:
         raise ConfigError(f"{name}: not a conversation saved by this version")
     system, messages = data.get("system", ""), data.get("messages")

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator
 from ..errors import ConfigError, ContextOverflowError
 from ..session.embedding import normalised
 from .dialect import Settings, opened
-from .errors import ApiError, bad_request, from_exception
+from .errors import bad_request, from_exception
 from .ignored_fields import QUIET_LABELS
 from .limits import check_count
 from .notes import Notes
@@ -69,10 +69,6 @@ class EmbeddingEncoder:
         self._vectors.append(normalised(event[: self._size]) if short else event)
         yield from ()
 
-    def error(self, error: ApiError) -> Iterator[Any]:
-        """Nothing is streamed."""
-        yield from ()
-
     def body(self) -> Any:
         """The whole answer."""
         return self._render(self._vectors, self.n_tokens)
@@ -92,8 +88,6 @@ class EmbeddingCall:
     notes: Notes = field(default_factory=Notes)
     truncate: bool = False
     normalise: bool = True
-    stream: bool = False
-    lines: bool = False
 
 
 def read_call(data: dict[str, Any], settings: Settings, n_embd: int) -> EmbeddingCall:

@@ -78,7 +78,7 @@ async def respond(
     notes = call.notes.header
     headers = {HEADER: notes} if notes else {}
     batches = job.batches()
-    if not call.stream:
+    if isinstance(call, EmbeddingCall) or not call.stream:
         return await _whole(request, call, job, batches, headers)
     head = asyncio.ensure_future(anext(batches))
     try:
@@ -107,7 +107,7 @@ async def respond(
 
 
 async def _encoded(
-    call: ApiCall | EmbeddingCall, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
+    call: ApiCall, head: asyncio.Task[list[Any]], batches: AsyncIterator[list[Any]]
 ) -> AsyncIterator[bytes]:
     """The encoded stream of a job whose first events are `head`; events available at once are sent in one piece."""
     encoder, parts = call.encoder, list[bytes]()

@@ -17,23 +17,20 @@ def _number(description: str) -> dict[str, Any]:
     return {"type": "integer", "description": description}
 
 
-LOCAL_SHELL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "local_shell",
-        "description": "Runs a program on the user's machine and returns its output.",
-        "parameters": _object(
-            ["command"],
-            command={
-                "type": "array",
-                "items": {"type": "string"},
-                "description": "The program and its arguments, one string each.",
-            },
-            working_directory=_text("Where to run it."),
-            timeout_ms=_number("When to give up, in milliseconds."),
-        ),
-    },
-}
+# description and parameters
+LOCAL_SHELL = (
+    "Runs a program on the user's machine and returns its output.",
+    _object(
+        ["command"],
+        command={
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "The program and its arguments, one string each.",
+        },
+        working_directory=_text("Where to run it."),
+        timeout_ms=_number("When to give up, in milliseconds."),
+    ),
+)
 
 _PATH = _text("Absolute path of a file or folder.")
 _RANGE = {

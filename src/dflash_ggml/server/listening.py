@@ -43,7 +43,8 @@ def _bind_all(addresses: Sequence[tuple[int, Any]], port: int) -> list[socket.so
     bound: list[socket.socket] = []
     for family, address in addresses:
         try:
-            bound.append(_bind(family, (address[0], port, *address[2:])))
+            # for IPv6 with flow info and scope id, which link-local addresses need
+            bound.append(socket.create_server((address[0], port, *address[2:]), family=family))
         except OSError as error:
             # a name may also have addresses of a family that this machine lacks
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -53,20 +54,6 @@ def _bind_all(addresses: Sequence[tuple[int, Any]], port: int) -> list[socket.so
             continue
         port = bound[0].getsockname()[1]
     return bound
-
-
-def _bind(family: int, address: Any) -> socket.socket:
-    """address: with port, for IPv6 also flow info and scope id, which link-local addresses need."""
-    one = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        one.bind(address)
-    except OSError:
-        one.close()
-        raise
-    return one
 
 
 def bare(host: str) -> str:

@@ -26,14 +26,6 @@ from .openai_encoder import OpenAIEncoder
 from .schema import Alternatives, Body, Echoed, Options, SamplingFields, Whole, unsupported
 from .tools import FreeText, ToolSet, choose, free_text, openai_tools
 
-# names of llama.cpp, Qwen and vLLM
-BUDGETS = (
-    "reasoning_budget",
-    "thinking_budget",
-    "thinking_budget_tokens",
-    "reasoning_budget_tokens",
-    "thinking_token_budget",
-)
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Limit = Annotated[Whole, Field(ge=-1)]  # -1 means none in llama.cpp's and other clients
 
@@ -164,7 +156,17 @@ class GeneratingBody(SamplingFields, ConstraintFields):
         return {"include_usage": bool(usage), "progress": bool(self.return_progress)}
 
 
-class ChatBody(GeneratingBody):
+class Budgets(Body):
+    """The limit of reasoning by its names in llama.cpp, Qwen and vLLM; the first one given counts."""
+
+    reasoning_budget: Limit | None = None
+    thinking_budget: Limit | None = None
+    thinking_budget_tokens: Limit | None = None
+    reasoning_budget_tokens: Limit | None = None
+    thinking_token_budget: Limit | None = None
+
+
+class ChatBody(GeneratingBody, Budgets):
     """The request."""
 
     idle = IDLE_CHAT
@@ -180,11 +182,6 @@ class ChatBody(GeneratingBody):
     reasoning_effort: str | None = None
     reasoning: Reasoning | None = None
     thinking: ThinkingSwitch | None = None
-    reasoning_budget: Limit | None = None
-    thinking_budget: Limit | None = None
-    thinking_budget_tokens: Limit | None = None
-    reasoning_budget_tokens: Limit | None = None
-    thinking_token_budget: Limit | None = None
     enable_thinking: bool | None = None
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = None
     separate_reasoning: bool | None = None
@@ -299,7 +296,7 @@ def _logprobs(body: ChatBody, notes: Notes) -> int | None:
 def _thinking(body: ChatBody, notes: Notes) -> dict[str, Any]:
     """The reasoning arguments of a ChatRequest, by any of the clients' names."""
     switch = body.enable_thinking
-    budgets = [getattr(body, name) for name in BUDGETS]
+    budgets = [getattr(body, name) for name in Budgets.model_fields]
     effort: dict[str, Any] = {}
     if body.thinking is not None:
         switch = body.thinking.type != "disabled" if switch is None else switch

@@ -185,7 +185,8 @@ def _add_openai(
         for j, inner in enumerate(space.tools):
             _add_openai(tool_set, inner, f"{where}.tools[{j}]", notes, space.name)
     elif kind == "local_shell":
-        tool_set.add(ClientTool(LOCAL_SHELL, "local_shell", "local_shell"), where, notes)
+        definition = chat_tool(kind, *LOCAL_SHELL, None)
+        tool_set.add(ClientTool(definition, kind, "local_shell"), where, notes)
     elif isinstance(kind, str):
         tool_set.drop(kind, tool.get("name") or tool.get("server_label"), where, notes)
     else:

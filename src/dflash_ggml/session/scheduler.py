@@ -511,7 +511,7 @@ class Scheduler:
             self._end(generation)
         else:
             generation.sequence = slot.begin(**generation.options)
-            self._take(generation, slot.first())
+            self._take(generation, slot.slot.first())
 
     def _score_chunk(self, generation: Scoring, most: int | None, others_wait: bool) -> None:
         """Score at most so many tokens of a prompt; after the last chunk the selection is known."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..decode.sequence import Sequence as Decoding
     from ..engine.engine import Engine
     from ..engine.slot import Slot
-    from ..engine.step import Step, Verify
+    from ..engine.step import Verify
     from ..state.snapshot import Snapshot
 
 log = logging.getLogger("dflash_ggml")
@@ -188,10 +188,6 @@ class CachedSlot:
         """
         self._has_logits = False
         return self.slot.begin(**how)
-
-    def first(self) -> Step:
-        """The first token, from the prefill logits."""
-        return self.slot.first()
 
     def resume(self, sequence: Decoding, snapshot: Snapshot) -> None:
         """Resume a preempted sequence."""
