@@ -25,7 +25,8 @@ from msgspec import Struct
 from ..errors import ConfigError
 from ..text.grammar import GrammarCompiler
 from ..text.grammar_spec import GrammarSpec
-from ..text.tokenizer import Tokenizer
+from ..text.tokenizer import BYTE, CONTROL, Tokenizer
+from ..text.tokenizer_sentencepiece import SentencePiece
 from .pipe import Pipe, spawn
 
 log = logging.getLogger(__name__)
@@ -134,24 +135,12 @@ class Vetter:
         self._process = self._pipe = None
 
 
-class _Bytes:
-    """A vocabulary of single bytes and special tokens, in the compiler's interface."""
-
-    def __init__(self, special: Sequence[str]) -> None:
-        self._pieces = [bytes([i]) for i in range(256)] + [text.encode() for text in special]
-        self.n_vocab = len(self._pieces) + 1
-        self._pieces.append(b"<end of the vocabulary>")
-        self.bos_id, self.eos_id = None, self.n_vocab - 1
-        self.eog_ids = frozenset({self.eos_id})
-
-    def token_bytes(self, token: int) -> bytes:
-        return self._pieces[token]
-
-    def is_control(self, token: int) -> bool:
-        return token >= 256
-
-    def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
-        return list(text.encode())
+def _vocabulary(special: Sequence[str]) -> Tokenizer:
+    """A vocabulary of single bytes and special tokens."""
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *special, "<end of the vocabulary>"]
+    types = [BYTE] * 256 + [CONTROL] * (len(special) + 1)
+    ends = {"eos": len(tokens) - 1}
+    return Tokenizer(tokens, types, (), "", special_ids=ends, sentencepiece=SentencePiece((), False, ()))
 
 
 class Setup(Struct):
@@ -173,8 +162,8 @@ def main(fd: int) -> None:
     pipe = Pipe(fd)
     try:
         setup: Setup = pipe.receive(Setup)
-        vocabulary = _Bytes(setup.special)
-        compiler = GrammarCompiler(vocabulary, vocabulary.n_vocab)  # type: ignore[arg-type]
+        vocabulary = _vocabulary(setup.special)
+        compiler = GrammarCompiler(vocabulary, vocabulary.n_vocab)
         compiler.matcher(GrammarSpec("json_object", ""))
         _limit(setup.memory)
         while True:
