@@ -380,5 +380,5 @@ def test_work_on_a_loan_may_meet_the_scheduler() -> None:
     in_threads(lambda: on.scheduler.run_on_slot(work), guard=5)
     assert done == ["done"]
     on.scheduler.iterate()
-    assert on.scheduler.counts["running"] == 0
+    assert not on.scheduler.running
     on.close()

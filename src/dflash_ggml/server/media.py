@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -162,7 +161,12 @@ def _decoded(media_type: str, data: str) -> str | None:
     )
     if not readable or len(data) > MOST_TEXT * 4 // 3:
         return None
+    return base64_text(data)
+
+
+def base64_text(data: str) -> str | None:
+    """The text that is encoded in base64; None for anything else."""
     try:
         return base64.b64decode(data, validate=True).decode("utf-8")
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable
 from typing import Any, Literal
 
 from .errors import bad_request
 from .ignored_fields import IDLE_RESPONSES, QUIET_RESPONSES
-from .media import content_text
+from .media import base64_text, content_text
 from .notes import Notes
 from .schema import (
     Alternatives,
@@ -242,10 +241,7 @@ def unseal(sealed: str | None) -> str | None:
     """The reasoning from `seal`; None for foreign content."""
     if sealed is None or not sealed.startswith(SEALED):
         return None
-    try:
-        return base64.b64decode(sealed.removeprefix(SEALED), validate=True).decode("utf-8")
-    except (binascii.Error, ValueError):
-        return None
+    return base64_text(sealed.removeprefix(SEALED))
 
 
 def with_instructions(instructions: str | None, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -148,10 +148,9 @@ class Runner:
         return found + ["tools"] * template.supports_tools + ["thinking"] * thinks
 
     def load(self) -> dict[str, float]:
-        """Totals over all steps since the start (see `Tally`), running and waiting requests, and graphs built and cached."""
-        scheduler, counts = self.session.scheduler, self.session.engine.graph_counts()
-        done = {**scheduler.counts, **asdict(scheduler.tally)}
-        return {**done, "graphs": counts["kept"], "built": counts["graphs"]}
+        """Totals over all steps since the start (see `Tally`), and graphs built and cached."""
+        counts = self.session.engine.graph_counts()
+        return {**asdict(self.session.scheduler.tally), "graphs": counts["kept"], "built": counts["graphs"]}
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.token_bytes(token).decode("utf-8", "replace")

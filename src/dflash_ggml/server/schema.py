@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
+from ..text.schema_reading import is_same
 from .errors import ApiError, bad_request
 from .ignored_fields import IDLE_SAMPLING, QUIET_SAMPLING
 from .limits import Limits, check_stops
@@ -170,26 +171,22 @@ def _token_biases(given: dict[str, float] | list[list[Any]], encode: Encode | No
     return biases
 
 
-def parse(model: type[M], data: Any, notes: Notes | None = None, where: str = "") -> M:
+def parse(model: type[M], data: Any, notes: Notes, where: str = "") -> M:
     """Validate `data`.
 
-    Unknown fields go into `notes`; without notes they are errors.
-
     Args:
+        notes: Receives unknown fields.
         where: Path of `data` in the request.
 
     Raises:
-        ApiError: 400 that names the innermost wrong field.
+        ApiError: 400 that names the innermost wrong field, or an unknown one on a strict server.
     """
     try:
         body = model.model_validate(data)
     except ValidationError as error:
         raise _problem(error, data, where) from None
-    strict = notes is None or notes.strict
     for path, asks in _unknown(body, where):
-        if notes is None or strict:
-            raise bad_request(f"{path}: this field is not supported here", path, "unsupported_parameter")
-        if asks:
+        if asks or notes.strict:
             notes.ignore(path)
     return body
 
@@ -201,7 +198,7 @@ def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
     for name, value in (body.model_extra or {}).items():
         path = f"{where}.{name}" if where else name
         if name in body.idle:
-            if value is not None and not any(_same(value, v) for v in body.idle[name]):
+            if value is not None and not any(is_same(value, v) for v in body.idle[name]):
                 yield path, True
         elif name not in body.quiet:
             yield path, value is not None and value is not False and value not in ("", [], {})
@@ -211,10 +208,6 @@ def _unknown(body: Body, where: str) -> Iterator[tuple[str, bool]]:
         for i, item in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(item, Body):
                 yield from _unknown(item, path if i is None else f"{path}[{i}]")
-
-
-def _same(value: Any, other: Any) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _problem(error: ValidationError, data: Any, where: str) -> ApiError:

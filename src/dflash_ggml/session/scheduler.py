@@ -249,13 +249,6 @@ class Scheduler:
         """Whether anything waits or runs."""
         return bool(self.waiting or self.running)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of running and of waiting generations (for a slot, or preempted)."""
-        with self._lock:
-            preempted = sum(generation.preempted is not None for generation in self.running)
-            return {"running": len(self.running) - preempted, "waiting": len(self.waiting) + preempted}
-
     # ---- an iteration
 
     def iterate(self) -> bool:
