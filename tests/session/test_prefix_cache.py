@@ -248,14 +248,6 @@ def test_the_same_prompt_again_costs_one_small_pass() -> None:
         assert begin.cached_n == expected
 
 
-def test_hits_and_misses_are_counted() -> None:
-    session = Session(FakeEngine())
-    request = CompletionRequest(prompt="x" * 100, sampling=GREEDY, max_tokens=5)
-    for _ in range(3):
-        list(run_completion(session, request))
-    assert (session.slots.cache.hits, session.slots.cache.misses) == (2, 1)
-
-
 @pytest.mark.parametrize("budget", [0, 10])
 def test_a_budget_too_small_for_any_snapshot_is_no_error(budget: int) -> None:
     session = Session(FakeEngine(), cache_bytes=budget)

@@ -64,7 +64,6 @@ class PrefixCache:
     def __init__(self, budget: int, on_device: Callable[[Snapshot], bool] = lambda snapshot: False) -> None:
         self.budget, self.on_device = budget, on_device
         self.nbytes = 0
-        self.hits = self.misses = 0
         self._entries: dict[bytes, Entry] = {}
         self._holders: Counter[RowBlock] = Counter()  # snapshots that have a block
         self._clock = 0.0

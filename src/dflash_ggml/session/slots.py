@@ -111,7 +111,6 @@ class CachedSlot:
                 self.reset()
             else:
                 self.restore(kept)
-        cache.hits, cache.misses = cache.hits + (n > 0), cache.misses + (n == 0)
         self._marks.update(cache.plan(ids, n, boundaries, first_answer))
         self._first_answer, self._has_ended = first_answer, False
         self._unsaved = len(ids) - sum(block.n_tokens for block in cache.rows(ids))

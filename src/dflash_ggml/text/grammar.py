@@ -257,7 +257,8 @@ class GrammarProcessor:
         if self._start is None:
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._check()
+        if self._matcher.is_error():
+            raise self._error()
         return bits
 
     def _restart(self, found: int = 0) -> None:
@@ -297,10 +298,6 @@ class GrammarProcessor:
             self._found, self._tail = self._found + 1, self._tail.partition(after)[2]
             if self._found == len(self._after):
                 self._start = index + 1
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise self._error()
 
     def _error(self, what: str = "") -> DflashError:
         words = _one_line(self._matcher.get_error())

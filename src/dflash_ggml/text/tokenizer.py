@@ -161,7 +161,7 @@ class Tokenizer:
         if {self._ids.get(text) for text in ("<|return|>", "<|call|>")} <= ends:
             ends.discard(self._ids.get("<|end|>"))  # harmony: ends a message, not the turn
         self.eog_ids = frozenset(ends)
-        model = self._bpe(merges, pre) if sentencepiece is None else self._scored(sentencepiece)
+        model = self._model(merges, pre)
         # Whether control tokens are parsed is a property of the object, hence two on one model.
         self._with_special, self._plain = self._engine(model, pre), self._engine(model, pre)
         self._plain.encode_special_tokens = True
@@ -297,21 +297,17 @@ class Tokenizer:
         """A new incremental decoder."""
         return Detokenizer(self, special)
 
-    def _bpe(self, merges: Sequence[str], pre: str) -> models.BPE:
+    def _model(self, merges: Sequence[str], pre: str) -> models.BPE:
         pairs: list[Any] = [tuple(merge.split(" ")) for merge in merges]
         bad = next((i for i, pair in enumerate(pairs) if len(pair) != 2), None)
-        if bad is not None:
+        if self._sentencepiece is None and bad is not None:
             raise ConfigError(f"merge {bad} ({merges[bad]!r}) is not two tokens with a space between")
-        try:
-            return models.BPE(self._ids, pairs, ignore_merges=pre in _WHOLE_WORDS)
-        except Exception as reason:  # noqa: BLE001 - the package raises nothing narrower
-            raise ConfigError(f"the merges do not fit the vocabulary ({reason})") from None
-
-    def _scored(self, sentencepiece: SentencePiece) -> models.BPE:
         joinable = [kind in (NORMAL, USER_DEFINED) for kind in self._types]
         unknown = next((text for text, kind in zip(self.tokens, self._types) if kind == UNKNOWN), None)
         try:
-            return sentencepiece.model(self._ids, joinable, unknown)
+            if self._sentencepiece is not None:
+                return self._sentencepiece.model(self._ids, joinable, unknown)
+            return models.BPE(self._ids, pairs, ignore_merges=pre in _WHOLE_WORDS)
         except Exception as reason:  # noqa: BLE001 - the package raises nothing narrower
             raise ConfigError(f"the merges do not fit the vocabulary ({reason})") from None
 
