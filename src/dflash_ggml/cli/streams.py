@@ -8,22 +8,15 @@ import sys
 from collections.abc import Iterator
 
 
-def replace_closed_streams() -> set[str]:
-    """Replace every closed standard stream by the null device; returns their names."""
-    closed = set()
+def can_write(command: str) -> bool:
+    """Replace closed standard streams by the null device; False, with a message, if the command's output would be lost."""
+    is_lost = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            closed.add(name)
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open until the end
-    return closed
-
-
-def can_write(command: str) -> bool:
-    """As replace_closed_streams; False, with a message, if the command's output would be lost."""
-    if "stdout" not in replace_closed_streams():
-        return True
-    print(f"{command}: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
-    return False
+    if is_lost:
+        print(f"{command}: standard output is closed; redirect it to a file or to /dev/null", file=sys.stderr)
+    return not is_lost
 
 
 @contextlib.contextmanager

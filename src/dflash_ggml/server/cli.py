@@ -259,17 +259,13 @@ def run(args: argparse.Namespace) -> int:
         service,
     )
 
-    def on_failed() -> None:
+    def stop(*signal_and_frame: object) -> None:
         server.should_exit = True
 
-    service.worker.on_failed = on_failed
-
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        # uvicorn installs its own handlers while it runs and re-raises the signal afterwards: exit cleanly.
-        server.should_exit = True
-
+    service.worker.on_failed = stop
+    # uvicorn installs its own handlers while it runs and re-raises the signal afterwards: exit cleanly
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, on_signal)
+        signal.signal(name, stop)
     # switch interval: other threads yield to the event loop this soon
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.Thread(target=_announce, args=(server, service), daemon=True).start()

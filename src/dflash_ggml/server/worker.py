@@ -101,8 +101,8 @@ class Worker(Generic[B]):
         self._open = open_runner
         self._queue_limits = queue_limit, client_limit
         self._queue: FairQueue[Job[B]] = FairQueue(queue_limit, client_limit)
-        self.on_finished: Callable[[float], None] | None = None
-        self.on_failed: Callable[[], None] | None = None
+        self.on_finished: Callable[[float], None] = lambda seconds: None
+        self.on_failed: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._main, name="dflash-inference", daemon=True)
         self._ready = threading.Event()
         self._draining = False
@@ -264,8 +264,7 @@ class Worker(Generic[B]):
             log.error("could not start: %s", error)
             self.failure = error
             self._queue.close()
-            if self.on_failed is not None:
-                self.on_failed()
+            self.on_failed()
             return None
 
     def _serve(self, queue: FairQueue[Job[B]], runner: B) -> None:
@@ -314,5 +313,4 @@ class Worker(Generic[B]):
         job.emit(_End(error or job.reason))
         seconds = time.monotonic() - started
         self._seconds += 0.2 * (seconds - self._seconds)
-        if self.on_finished is not None:
-            self.on_finished(seconds)
+        self.on_finished(seconds)
