@@ -9,7 +9,7 @@ from typing import Any
 
 from ..decode.sampling_params import OPTIONS, SamplingParams
 from ..session.events import Finish, TextDelta, TokenLogprob
-from ..session.logprobs import token_text
+from ..session.logprobs import chat_logprob
 from ..session.openai_parts import timings_dict
 from ..session.requests import CompletionRequest
 from .answers import AnswersEncoder
@@ -143,9 +143,7 @@ def sampling_settings(sampling: SamplingParams, max_tokens: int | None) -> dict[
 
 
 def _probability(entry: TokenLogprob) -> dict[str, Any]:
-    top = [
-        {"id": t.token, "token": token_text(t.data), "bytes": list(t.data), "logprob": t.logprob}
-        for t in entry.top
-    ]
-    token = {"id": entry.token, "token": token_text(entry.data), "bytes": list(entry.data)}
-    return {**token, "logprob": entry.logprob, "top_logprobs": top}
+    """A chat's entry, with the tokens' ids."""
+    plain = chat_logprob(entry)
+    top = [{"id": t.token, **shown} for t, shown in zip(entry.top, plain["top_logprobs"])]
+    return {"id": entry.token, **plain, "top_logprobs": top}

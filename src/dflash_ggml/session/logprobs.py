@@ -52,13 +52,11 @@ def completion_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False)
 
 def chat_logprob(entry: TokenLogprob) -> dict[str, Any]:
     """One entry of a chat's log-probabilities."""
-    top = [{"token": token_text(t.data), "bytes": list(t.data), "logprob": t.logprob} for t in entry.top]
-    return {
-        "token": token_text(entry.data),
-        "bytes": list(entry.data),
-        "logprob": entry.logprob,
-        "top_logprobs": top,
-    }
+    return {**_chat_token(entry), "top_logprobs": [_chat_token(t) for t in entry.top]}
+
+
+def _chat_token(entry: TokenLogprob | TopLogprob) -> dict[str, Any]:
+    return {"token": token_text(entry.data), "bytes": list(entry.data), "logprob": entry.logprob}
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], *, asked: bool = False) -> dict[str, Any] | None:
