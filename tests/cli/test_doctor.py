@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 
 from dflash_ggml.cli import checks
-from dflash_ggml.cli.checks import SeenDevice, Speed
+from dflash_ggml.cli.checks import Speed
 from dflash_ggml.cli.doctor import line, main
 from dflash_ggml.config import EngineConfig
 from dflash_ggml.files.pairs import EMBEDDED_CONTEXT
+from dflash_ggml.ggml.device import DeviceInfo
 from dflash_ggml.policy.break_even import BreakEven
 from dflash_ggml.state.memory import HOST_MARGIN, MARGIN, MIB, HostExperts, MemoryPlan
 from reference import tiny_models as tiny
 from reference import toys
 from reference.fake_engine import FakeEngine
 
-CPU = SeenDevice("CPU", "some CPU", False, 0)
-GPUS = [SeenDevice(f"CUDA{i}", "some GPU", True, 8 * MIB) for i in (0, 1)]
+CPU = DeviceInfo("CPU", "some CPU", False, 0, 0, None)
+GPUS = [DeviceInfo(f"CUDA{i}", "some GPU", True, 8 * MIB, 8 * MIB, None) for i in (0, 1)]
 
 Doctor = Callable[..., tuple[int, list[dict[str, Any]]]]
 
@@ -90,7 +91,7 @@ def test_threads(n_threads: int, cores: int, load: float, verdict: str) -> None:
     ],
 )
 def test_devices(
-    devices: list[SeenDevice],
+    devices: list[DeviceInfo],
     backends: list[str],
     driver: str | None,
     ngl: int,
@@ -105,7 +106,7 @@ def test_devices(
 
 
 def test_gpus_that_share_the_layers() -> None:
-    devices = [SeenDevice(f"CUDA{i}", "a card", True, 1 << 33) for i in range(3)]
+    devices = [DeviceInfo(f"CUDA{i}", "a card", True, 1 << 33, 1 << 33, None) for i in range(3)]
     found = checks.device_checks(devices, ["CPU", "CUDA"], "", -1, 0, ("CUDA2", "CUDA0"))
     assert [dict(check.data)["used"] for check in found] == [True, False, True]
     assert "shares the layers with 1 more" in found[0].text and "--device names others" in found[1].text

@@ -10,6 +10,7 @@ from ..state.memory import MARGIN, MIB, MemoryPlan
 from .wording import count
 
 if TYPE_CHECKING:  # no imports of the binding, which may fail to load
+    from ..ggml.device import DeviceInfo
     from ..policy.break_even import BreakEven
 
 Verdict = Literal["ok", "note", "bad"]
@@ -81,18 +82,8 @@ def threads_check(n_threads: int, cores: int, load: float) -> Check:
     return Check("threads", "ok", text, data=data)
 
 
-@dataclass(frozen=True, slots=True)
-class SeenDevice:
-    """A device as listed by ggml; memory in bytes."""
-
-    name: str
-    description: str
-    is_gpu: bool
-    memory_free: int
-
-
 def device_checks(
-    devices: Sequence[SeenDevice],
+    devices: Sequence[DeviceInfo],
     backends: Sequence[str],
     driver: str | None,
     n_gpu_layers: int,

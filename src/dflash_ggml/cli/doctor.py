@@ -21,7 +21,7 @@ from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, DflashError
 from . import checks as made
 from .arguments import add_model_options, engine_config
-from .checks import Check, SeenDevice, Speed, failed
+from .checks import Check, Speed, failed
 from .parser import Parser
 from .streams import can_write, end_output, write_out
 from .wording import count
@@ -29,6 +29,7 @@ from .wording import count
 if TYPE_CHECKING:
     from ..engine.engine import Engine
     from ..engine.slot import Slot
+    from ..ggml.device import DeviceInfo
 
 SECONDS = 0.5  # seconds of decoding in each mode
 PROMPT = "def fibonacci(n):\n"
@@ -66,7 +67,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
     yield made.cpu_check(features, cpu_flags())
     cores = device.physical_cores()
     yield made.threads_check(args.threads or cores, cores, os.getloadavg()[0])
-    seen = [SeenDevice(d.name, d.description, d.is_gpu, d.memory_free) for d in device.list_devices()]
+    seen = device.list_devices()
     layers = 0 if args.device == ("none",) else args.gpu_layers
     devices = made.device_checks(seen, backends, nvidia_driver(), layers, args.main_gpu, sharing(args, seen))
     yield from devices
@@ -89,7 +90,7 @@ def examine(args: argparse.Namespace) -> Iterator[Check]:
     yield from examine_decoding(config)
 
 
-def sharing(args: argparse.Namespace, seen: Sequence[SeenDevice]) -> tuple[str, ...]:
+def sharing(args: argparse.Namespace, seen: Sequence[DeviceInfo]) -> tuple[str, ...]:
     """Names of the GPUs that share the layers by the options; empty if one has all."""
     names = {name.lower() for name in args.device or ()}
     named = [d.name for d in seen if d.is_gpu and (not names or d.name.lower() in names)]
