@@ -83,7 +83,7 @@ def test_published_sizes(size: str, tmp_path: Path) -> None:
         assert isinstance(target, GptOss) and target.tensors().keys() == file.tensors.keys()
         assert target.windows == (128, None) * (layers // 2)
         assert target.experts == Experts(D, experts, 4, D, scoring="chosen", limit=7.0)
-        assert target.yarn == Yarn(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0)  # type: ignore[arg-type]
+        assert target.rope_full.yarn == Yarn(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0)  # type: ignore[arg-type]
         device = Device.cpu(1, reference=True)
         try:
             declared = memory_needs(Opened(device, EngineConfig(path, n_ctx=4096), file, target))

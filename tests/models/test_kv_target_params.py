@@ -67,7 +67,8 @@ def test_qwen3(file: Path) -> None:
         n_kv_heads=KV,
         head_dim=HEAD_DIM,
         rope_theta=1e6,
-        yarn=None,
+        rope_full=Rope(HEAD_DIM, 1e6),
+        rope_near=Rope(HEAD_DIM, 1e6),
         rms_eps=float(np.float32(1e-6)),
         n_ctx_train=64,
         tied_head=False,
@@ -212,21 +213,23 @@ def test_one_number_for_all_layers(file: Path, read: str, n: int, key: str, valu
 def test_yarn(file: Path) -> None:
     keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32768}
     found = target(file, {f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-    assert isinstance(found, Qwen3) and found.yarn == Yarn(4.0, 32768, pytest.approx(1 + 0.1 * np.log(4)))
+    assert isinstance(found, Qwen3) and found.rope_full.yarn == Yarn(
+        4.0, 32768, pytest.approx(1 + 0.1 * np.log(4))
+    )
     with pytest.raises(ModelFileError, match=r"qwen3.rope.scaling.type': 'linear' is not supported"):
         target(file, {"qwen3.rope.scaling.type": "linear"})
     for missing in (None, 0):  # then it is what the model was trained for
         first = {
             f"qwen3.rope.scaling.{k}": v for k, v in (keys | {"original_context_length": missing}).items()
         }
-        assert target(file, first).yarn == found.yarn._replace(n_ctx=64)
+        assert target(file, first).rope_full.yarn == found.rope_full.yarn._replace(n_ctx=64)
 
 
 @pytest.mark.parametrize("name", ["rope.scaling.factor", "rope.scale_linear"])
 def test_a_factor_without_a_type_is_linear(file: Path, name: str) -> None:
     for nothing in (0.0, 1.0):
-        assert target(file, {f"qwen3.{name}": nothing}).yarn is None
-    assert target(file, {f"qwen3.{name}": 4.0, "qwen3.rope.scaling.type": "none"}).yarn is None
+        assert target(file, {f"qwen3.{name}": nothing}).rope_full.yarn is None
+    assert target(file, {f"qwen3.{name}": 4.0, "qwen3.rope.scaling.type": "none"}).rope_full.yarn is None
     for factor in (4.0, 0.5, float("nan")):
         with pytest.raises(ModelFileError, match=f"key 'qwen3.{name}': without a type it is 'linear', which"):
             target(file, {f"qwen3.{name}": factor})
@@ -234,7 +237,8 @@ def test_a_factor_without_a_type_is_linear(file: Path, name: str) -> None:
 
 def test_published_sizes() -> None:
     """Qwen3-8B: 399 tensors, 8.2 billion weights; Qwen3-4B is tied: 398."""
-    common = {"n_vocab": 151936, "n_kv_heads": 8, "head_dim": 128, "rope_theta": 1e6, "yarn": None}
+    common = {"n_vocab": 151936, "n_kv_heads": 8, "head_dim": 128, "rope_theta": 1e6}
+    common |= {"rope_full": Rope(128, 1e6), "rope_near": Rope(128, 1e6)}
     common |= {"rms_eps": 1e-6, "n_ctx_train": 40960, "n_layers": 36, "n_heads": 32}
     large = Qwen3(n_embd=4096, n_ff=12288, tied_head=False, **common).tensors()
     assert len(large) == 399 and round(sum(np.prod(s) for s in large.values()) / 1e9, 2) == 8.19
@@ -350,7 +354,6 @@ def test_published_size_of_xs() -> None:
         n_dense=1,
         experts=Experts(2048, 256, 8, 512, 512, False, "sigmoid", True, True, 2.5),
         rope_theta=5e5,
-        yarn=None,
         rope_full=Rope(64, 5e5),
         rope_near=Rope(128, 1e4),
         rms_eps=1e-6,
@@ -423,9 +426,9 @@ def llama(
 def test_llama(file: Path) -> None:
     found = llama(file)
     assert (found.n_heads, found.n_kv_heads, found.head_dim, found.n_ff) == (HEADS, KV, HEAD_DIM, FF)
-    assert (found.stretch, found.yarn, found.factors, found.biases) == (1.0, None, False, ())
+    assert (found.factors, found.biases) == (False, ())
     assert found.windows == (None, None) and not found.state_spec().recurrent
-    assert found.rope({}) == Rope(HEAD_DIM, 1e6, None, 1.0, True)
+    assert found.ropes({}) == (Rope(HEAD_DIM, 1e6, None, 1.0, True),) * 2
     assert llama(file, changes={"output.weight": None}).tied_head
     scale = {"blk.1.ffn_up.scale": (1,)}
     assert llama(file, changes=scale).scales == ("blk.1.ffn_up.scale",)
@@ -437,13 +440,14 @@ def test_llama_positions(file: Path) -> None:
     """Linear, with or without its name; YaRN; divisors of each pair; and nothing else."""
     for keys in ({"type": "linear", "factor": 8.0}, {"factor": 8.0}):
         found = llama(file, {f"llama.rope.scaling.{k}": v for k, v in keys.items()})
-        assert (found.stretch, found.yarn) == (8.0, None)
+        assert (found.rope_full.stretch, found.rope_full.yarn) == (8.0, None)
     keys = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
     found = llama(file, {f"llama.rope.scaling.{k}": v for k, v in keys.items()})
-    assert found.stretch == 1.0 and found.yarn is not None and found.yarn.n_ctx == 32
+    rope = found.rope_full
+    assert rope.stretch == 1.0 and rope.yarn is not None and rope.yarn.n_ctx == 32
     factors: dict[str, tuple[int, ...] | None] = {"rope_freqs.weight": (HEAD_DIM // 2,)}
     found = llama(file, changes=factors)
-    assert found.factors and found.rope({"rope_freqs.weight": "divisors"}).factors == "divisors"
+    assert found.factors and found.ropes({"rope_freqs.weight": "divisors"})[0].factors == "divisors"
     with pytest.raises(ModelFileError, match="'rope_freqs.weight' has shape"):
         llama(file, changes={"rope_freqs.weight": (HEAD_DIM,)})
     with pytest.raises(ModelFileError, match="'longrope' is not supported, only 'none', 'linear' and 'yarn'"):

@@ -6,11 +6,10 @@ Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..ggml.bindings import Tensor
 from .feed_forward import Dense
 from .qwen3 import Qwen3
 from .reading import Keys, windows
@@ -22,27 +21,19 @@ _SCALED_BY_WIDTH = 62  # layers of the 27B, the only size with scores scaled by 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma3(Qwen3):
-    """Sizes of the model.
-
-    Attributes:
-        stretch: Divisor of positions in full-attention layers.
-        theta_window: Base of the rotation in window layers.
-    """
+    """Sizes of the model."""
 
     normed_behind: ClassVar[bool] = True
     longest_answer: ClassVar[int] = 8192
 
-    theta_window: float = 10000.0
-
     @classmethod
-    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
+    def _read_own(cls, keys: Keys, heads: Sequence[int], d: int) -> dict[str, Any]:
         stretch, yarn = read_stretch(keys.file, f"{keys.arch}.rope.scaling.")
         keys.check(("attn_logit_softcapping", not keys.switched("attn_logit_softcapping"), "0"))
         return {
-            "stretch": stretch,
-            "yarn": yarn,
-            "theta_window": keys.number("rope.freq_base_swa", default=10000.0),
-            "seen": windows(keys, n, _PERIOD, last=True),
+            "rope_full": Rope(d, keys.number("rope.freq_base", default=10000.0), yarn, stretch),
+            "rope_near": Rope(d, keys.number("rope.freq_base_swa", default=10000.0)),
+            "seen": windows(keys, len(heads), _PERIOD, last=True),
             "softcap": keys.switched("final_logit_softcapping"),
         }
 
@@ -60,7 +51,3 @@ class Gemma3(Qwen3):
     def attention_scale(self) -> float | None:
         """Scale of attention scores; None for the usual one (all sizes but 27B)."""
         return (self.n_embd // self.n_heads) ** -0.5 if self.n_layers == _SCALED_BY_WIDTH else None
-
-    def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
-        """Rotary embedding of window layers, with unscaled positions."""
-        return Rope(self.head_dim, self.theta_window)

@@ -20,10 +20,9 @@ from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
 from .feed_forward import geglu, matmul
 from .layers import Columns, Taps, columns_of, declare_outputs, pass_bytes, ring_view_rows, ring_views
-from .llama import FACTORS
 from .qwen3moe import MAX_EXPERTS
-from .reading import Keys, check_file, normalise_scales, scales_beside, vocabulary_size, windows
-from .rope import Rope, read_stretch
+from .reading import Keys, check_file, common_fields, normalise_scales, scales_beside, windows
+from .rope import FACTORS, Rope, read_stretch
 from .target import Batch, Target
 from .tensors import outer_tensors, with_scales
 
@@ -39,7 +38,7 @@ class Kind:
     rope: Rope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4(Target):
     """Sizes of the model; tuples are per layer.
 
@@ -56,10 +55,7 @@ class Gemma4(Target):
         softcap: Soft bound of the logits, 0 for none.
     """
 
-    n_layers: int
-    n_embd: int
     n_ff: tuple[int, ...]
-    n_vocab: int
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     windows: tuple[int | None, ...]
@@ -72,16 +68,8 @@ class Gemma4(Target):
     full: Kind
     near: Kind
     experts: Experts | None
-    rms_eps: float
-    n_ctx_train: int
-    tied_head: bool
     softcap: float
     scales: tuple[str, ...] = ()  # the `.scale` tensors of matrices (NVFP4)
-
-    @property
-    def rope_theta(self) -> float:  # type: ignore[override]
-        """Base of the rotation in full-attention layers."""
-        return self.full.rope.theta
 
     def kind(self, layer: int) -> Kind:
         """Sizes of a layer's kind."""
@@ -100,7 +88,7 @@ class Gemma4(Target):
             ModelFileError: A key or tensor is missing or wrong; it names it.
         """
         keys = Keys(file)
-        n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
+        n, common = keys.count("block_count", MAX_LAYERS), common_fields(keys)
         heads = keys.counts("attention.head_count", n, MAX_HEADS)
         kv_heads = keys.counts("attention.head_count_kv", n, MAX_HEADS)
         d = keys.count("attention.key_length")
@@ -109,6 +97,7 @@ class Gemma4(Target):
         n_own = n - keys.count("attention.shared_kv_layers", n - 1, 0, default=0)
         seen = windows(keys, n, _PERIOD, last=True)
         stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
+        theta = keys.number("rope.freq_base", default=10000.0)
         divides = all(h % kv == 0 for h, kv in zip(heads, kv_heads))
         has_keys = set(seen[n_own:]) <= set(seen[:n_own])
         keys.check(
@@ -131,12 +120,11 @@ class Gemma4(Target):
             n_experts = keys.count("expert_count", MAX_EXPERTS)
             n_used = keys.one("expert_used_count", n_experts, n=n)
             width = keys.one("expert_feed_forward_length", n=n)
+            n_embd = common["n_embd"]
             experts = Experts(n_embd, n_experts, n_used, width, factor=n_embd**-0.5, gelu=True)
         params = cls(
             n_layers=n,
-            n_embd=n_embd,
             n_ff=keys.counts("feed_forward_length", n, 1 << 24),
-            n_vocab=vocabulary_size(file),
             heads=heads,
             kv_heads=kv_heads,
             windows=seen,
@@ -146,13 +134,12 @@ class Gemma4(Target):
             fused_experts=has("ffn_gate_up_exps.weight"),
             n_own=n_own,
             n_per_layer=keys.count("embedding_length_per_layer_input", low=0, default=0),
-            full=Kind(d, Rope(d, keys.number("rope.freq_base", default=10000.0), yarn, stretch)),
+            full=Kind(d, Rope(d, theta, yarn, stretch)),
             near=Kind(d_near, Rope(n_near, keys.number("rope.freq_base_swa", default=10000.0))),
+            rope_theta=theta,
             experts=experts,
-            rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
-            n_ctx_train=keys.count("context_length", 1 << 31),
-            tied_head="output.weight" not in file.tensors,
             softcap=keys.switched("final_logit_softcapping"),
+            **common,
         )
         matrices = (
             name for name, s in params.tensors().items() if len(s) > 1 and "ffn_gate_inp." not in name

@@ -6,6 +6,7 @@ ggml rounds the band of pairs that YaRN interpolates to whole pairs, as llama.cp
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,9 +27,9 @@ class GptOss(Qwen3Moe):
     second_norm: ClassVar[str] = "post_attention_norm.weight"
 
     @classmethod
-    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
-        found = super(GptOss, cls)._read_own(keys, n)
-        return found | {"seen": windows(keys, n, _PERIOD, last=True)}
+    def _read_own(cls, keys: Keys, heads: Sequence[int], d: int) -> dict[str, Any]:
+        found = super(GptOss, cls)._read_own(keys, heads, d)
+        return found | {"seen": windows(keys, len(heads), _PERIOD, last=True)}
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:

@@ -6,16 +6,13 @@ Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..ggml.bindings import Tensor
 from .qwen3 import Qwen3
 from .reading import Keys, windows
-from .rope import Rope, read_stretch
-
-FACTORS = "rope_freqs.weight"  # divisors of the pairs' angles in Llama 3.1 and later
+from .rope import FACTORS, Rope, read_stretch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,7 @@ class Llama(Qwen3):
     factors: bool = False
 
     @classmethod
-    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
+    def _read_own(cls, keys: Keys, heads: Sequence[int], d: int) -> dict[str, Any]:
         file, experts = keys.file, "expert_count"
         has_experts = bool(keys.has(experts) and keys.count(experts, low=0))
         keys.check(
@@ -42,11 +39,12 @@ class Llama(Qwen3):
             ("attention.scale", not file.get(f"{keys.arch}.attention.scale", float), "0"),
         )
         stretch, yarn = read_stretch(file, f"{keys.arch}.rope.scaling.")
+        rope = Rope(d, keys.number("rope.freq_base", default=10000.0), yarn, stretch, adjacent=True)
         return {
-            "stretch": stretch,
-            "yarn": yarn,
+            "rope_full": rope,
+            "rope_near": rope,
             "factors": FACTORS in file.tensors,
-            "seen": windows(keys, n),
+            "seen": windows(keys, len(heads)),
         }
 
     @staticmethod
@@ -57,8 +55,3 @@ class Llama(Qwen3):
         """Name -> shape (ggml order) of every tensor that the graph uses."""
         factors = {FACTORS: (self.head_dim // 2,)} if self.factors else {}
         return super(Llama, self).tensors() | factors
-
-    def rope(self, weights: Mapping[str, Tensor]) -> Rope:
-        """Rotary embedding of the heads."""
-        factors = weights[FACTORS] if self.factors else None
-        return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch, True, factors)

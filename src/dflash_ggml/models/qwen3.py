@@ -5,14 +5,13 @@ Shapes are in ggml's order; D = embedding length, n = columns of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
-from ..ggml.operations import Yarn
 from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .attention import attention
@@ -24,41 +23,39 @@ from .reading import (
     Keys,
     biases_beside,
     check_file,
+    common_fields,
     normalise_scales,
     scales_beside,
     split_qkv,
-    vocabulary_size,
 )
-from .rope import Rope, read_yarn
+from .rope import FACTORS, Rope, read_yarn
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors, with_scales
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3(Target):
     """Sizes of the model. All layers are alike; subclasses differ in their feed-forward layers (`ffn`), in norms of heads and in
-    positions."""
+    positions.
+
+    Attributes:
+        rope_full, rope_near: Rotary embedding in full-attention layers, and in window layers.
+    """
 
     normed: ClassVar[bool] = True  # queries and keys, per head
     normed_behind: ClassVar[bool] = False  # of the outputs of attention and feed-forward layers
     biased: ClassVar[bool] = False  # whether matrices may have biases
     second_norm: ClassVar[str] = "ffn_norm.weight"  # of the input of a feed-forward layer
+    floats: ClassVar[str] = ""  # end of the names of matrices that must be float32, if there are any
 
-    n_layers: int
-    n_embd: int
     n_ff: int  # width of a feed-forward layer, or of one expert
-    n_vocab: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    rope_theta: float
-    yarn: Yarn | None
-    rms_eps: float
-    n_ctx_train: int
-    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
+    rope_full: Rope
+    rope_near: Rope
     scales: tuple[str, ...] = ()  # the `.scale` tensors [1] of matrices (NVFP4)
     biases: tuple[str, ...] = ()  # the `.bias` tensors [rows] of matrices
-    stretch: float = 1.0  # divisor of positions (linear scaling)
     softcap: float = 0.0  # soft bound of the logits, 0 for none
     seen: tuple[int | None, ...] = ()  # the layers' windows, if any has one
     experts: Experts | None = None
@@ -72,31 +69,29 @@ class Qwen3(Target):
             ModelFileError: A key or tensor is missing or wrong; it names it.
         """
         keys = Keys(file)
-        n, n_embd = keys.count("block_count", MAX_LAYERS), keys.count("embedding_length")
-        n_heads = keys.one("attention.head_count", MAX_HEADS, n=n)
+        n, common = keys.count("block_count", MAX_LAYERS), common_fields(keys)
+        heads = cls._read_heads(keys, n)
+        n_heads = max(heads)
+        d = keys.count("attention.key_length", default=common["n_embd"] // n_heads)
+        own = cls._read_own(keys, heads, d)
         params = cls(
             n_layers=n,
-            n_embd=n_embd,
-            n_vocab=vocabulary_size(file),
             n_heads=n_heads,
             n_kv_heads=keys.one("attention.head_count_kv", MAX_HEADS, default=n_heads, n=n),
-            head_dim=keys.count("attention.key_length", default=n_embd // n_heads),
-            rope_theta=keys.number("rope.freq_base", default=10000.0),
-            **cls._read_own(keys, n),
-            rms_eps=keys.number("attention.layer_norm_rms_epsilon"),
-            n_ctx_train=keys.count("context_length", 1 << 31),
-            tied_head="output.weight" not in file.tensors,
+            head_dim=d,
+            rope_theta=own["rope_full"].theta,
+            **own,
             **cls._read_ffn(keys, n),
+            **common,
         )
-        d = params.head_dim
         keys.check(
             ("attention.head_count_kv", n_heads % params.n_kv_heads == 0, f"a divisor of {n_heads}"),
             ("attention.key_length", d % 2 == 0 and d > 0, "an even number"),
             keys.is_("attention.value_length", d, f"the key length {d}"),
-            keys.is_("rope.dimension_count", d, f"the whole head, {d}"),
+            keys.is_("rope.dimension_count", params.rope_full.n_rot, f"the whole head, {d}"),
         )
         normalise_scales(file)
-        split_qkv(file, [n_heads] * n, params.n_kv_heads, d)
+        split_qkv(file, heads, params.n_kv_heads, d)
         shapes = params.tensors()
         matrices = [name for name, shape in shapes.items() if len(shape) > 1]
         params = replace(
@@ -104,7 +99,7 @@ class Qwen3(Target):
             scales=scales_beside(file, matrices),
             biases=biases_beside(file, matrices) if cls.biased else (),
         )
-        check_file(file, params.tensors(), cls._ignored)
+        check_file(file, params.tensors(), cls._ignored, cls.floats)
         return params
 
     @staticmethod
@@ -113,9 +108,21 @@ class Qwen3(Target):
         return False
 
     @classmethod
-    def _read_own(cls, keys: Keys, n: int) -> dict[str, Any]:
-        """Read fields of rotary embedding, windows and related models' additions; n: layers."""
-        return {"yarn": read_yarn(keys.file, f"{keys.arch}.rope.scaling.")}
+    def _read_heads(cls, keys: Keys, n: int) -> tuple[int, ...]:
+        """Query heads of each of `n` layers."""
+        return (keys.one("attention.head_count", MAX_HEADS, n=n),) * n
+
+    @classmethod
+    def _read_own(cls, keys: Keys, heads: Sequence[int], d: int) -> dict[str, Any]:
+        """Read fields of rotary embedding, windows and related models' additions.
+
+        Args:
+            heads: Query heads of each layer.
+            d: Elements of a head.
+        """
+        theta = keys.number("rope.freq_base", default=10000.0)
+        rope = Rope(d, theta, read_yarn(keys.file, f"{keys.arch}.rope.scaling."))
+        return {"rope_full": rope, "rope_near": rope}
 
     @classmethod
     def _read_ffn(cls, keys: Keys, n: int) -> dict[str, Any]:
@@ -152,13 +159,10 @@ class Qwen3(Target):
         """Window in tokens of each layer; None: full attention."""
         return self.seen or (None,) * self.n_layers
 
-    def rope(self, weights: Mapping[str, Tensor]) -> Rope:
-        """Rotary embedding of the heads."""
-        return Rope(self.head_dim, self.rope_theta, self.yarn, self.stretch)
-
-    def rope_window(self, weights: Mapping[str, Tensor]) -> Rope:
-        """Rotary embedding of window layers."""
-        return self.rope(weights)
+    def ropes(self, weights: Mapping[str, Tensor]) -> tuple[Rope, Rope]:
+        """Rotary embedding in full-attention layers and in window layers, with the file's divisors."""
+        factors = weights.get(FACTORS)
+        return self.rope_full._replace(factors=factors), self.rope_near._replace(factors=factors)
 
     @property
     def embedding_scale(self) -> float:
@@ -192,7 +196,7 @@ class Qwen3(Target):
         )
         columns = columns_of(g, batch)
         taps = Taps(g, columns, state)
-        rope, rope_window = self.rope(w), self.rope_window(w)
+        rope_full, rope_near = self.ropes(w)
         views = ring_views(g, columns, state)
         sizes: dict[str, Any] = {"kv_heads": self.n_kv_heads, "head_dim": self.head_dim, "eps": eps}
         sizes["scale"] = self.attention_scale
@@ -202,8 +206,8 @@ class Qwen3(Target):
         for i, window in enumerate(self.windows):
             name, seen = f"blk.{i}.", columns if window is None else views[window]
             y = g.expand(g.rms_norm(x, eps, w[name + "attn_norm.weight"]))
-            layer_rope, (heads, ffn) = rope if window is None else rope_window, self.block(i)
-            y = attention(g, w, name + "attn_", y, seen, state.cache(i), layer_rope, heads=heads, **sizes)
+            rope, (heads, ffn) = rope_full if window is None else rope_near, self.block(i)
+            y = attention(g, w, name + "attn_", y, seen, state.cache(i), rope, heads=heads, **sizes)
             taps.flush()
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])

@@ -26,7 +26,7 @@ from .feed_forward import Dense
 from .layers import Taps, columns_of, declare_outputs, gated_delta_net, pass_bytes
 from .prediction import Head, read_head
 from .ranks import Cut, is_on_every_rank, name_of, of_rank, part_of
-from .reading import Keys, check_file, normalise_scales, scales_beside, vocabulary_size
+from .reading import Keys, check_file, common_fields, normalise_scales, scales_beside
 from .rope import Rope, read_scaling
 from .target import Batch, Target
 from .tensors import attention_tensors, outer_tensors, with_scales
@@ -36,7 +36,7 @@ _OTHER_PARTS = ("v.", "mm.", "mtp.")
 _CONV = "ssm_conv1d.weight"  # not a matmul operand: its rows are filters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35(Target):
     """Sizes of the trunk; blocks for multi-token prediction, last in the file, are not counted as layers.
 
@@ -48,24 +48,17 @@ class Qwen35(Target):
     # whether the value heads of a key head are adjacent in the delta nets' gates and output matrices
     grouped: ClassVar[bool] = False
 
-    n_layers: int
-    n_embd: int
     n_ff: int  # width of a feed-forward layer, or of one expert
-    n_vocab: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     n_rot: int  # rotated leading dimensions of a head
-    rope_theta: float
-    rms_eps: float
     conv_kernel: int
     ssm_state: int  # S: key and value dimension of a delta-net head
     ssm_k_heads: int
     ssm_v_heads: int  # value head h uses key head h % ssm_k_heads
     ssm_inner: int  # ssm_v_heads * ssm_state
     recurrent: tuple[bool, ...]  # [n_layers]
-    n_ctx_train: int
-    tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
     scales: tuple[str, ...] = ()  # the `.scale` tensors of matrices (NVFP4)
     n_ranks: int = 1  # above 1, heads and `n_ff` are one rank's (see `ranked`)
     experts: Experts | None = None
@@ -97,23 +90,19 @@ class Qwen35(Target):
         recurrent = _recurrent(file, blocks, trunk, count("full_attention_interval", MAX_LAYERS, default=4))
         params = cls(
             n_layers=trunk,
-            n_embd=count("embedding_length"),
-            n_vocab=vocabulary_size(file),
             n_heads=_heads(file, "attention.head_count", blocks, recurrent),
             n_kv_heads=_heads(file, "attention.head_count_kv", blocks, recurrent),
             head_dim=count("attention.key_length"),
             n_rot=count("rope.dimension_count"),
             rope_theta=number("rope.freq_base"),
-            rms_eps=number("attention.layer_norm_rms_epsilon"),
             conv_kernel=count("ssm.conv_kernel", 64, 2),
             ssm_state=count("ssm.state_size"),
             ssm_k_heads=count("ssm.group_count", MAX_HEADS),
             ssm_v_heads=count("ssm.time_step_rank", MAX_HEADS),
             ssm_inner=count("ssm.inner_size"),
             recurrent=recurrent,
-            n_ctx_train=count("context_length", 1 << 31),
-            tied_head="output.weight" not in file.tensors,
             **cls._read_ffn(file, trunk),
+            **common_fields(keys),
         )
         params._check_relations(keys)
         params._check_rope(file)

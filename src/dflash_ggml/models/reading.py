@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,18 @@ def windows(keys: Keys, n: int, period: int = 0, last: bool = False) -> tuple[in
     return tuple(window if not period or (i + last) % period else None for i in range(n))
 
 
-def vocabulary_size(file: GGUFFile) -> int:
+def common_fields(keys: Keys) -> dict[str, Any]:
+    """The fields of a target that every architecture stores alike."""
+    return {
+        "n_embd": keys.count("embedding_length"),
+        "n_vocab": _vocabulary_size(keys.file),
+        "rms_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "n_ctx_train": keys.count("context_length", 1 << 31),
+        "tied_head": "output.weight" not in keys.file.tensors,
+    }
+
+
+def _vocabulary_size(file: GGUFFile) -> int:
     """The vocabulary's size: rows of the embedding."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

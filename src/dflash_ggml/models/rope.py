@@ -11,6 +11,8 @@ from ..ggml.graph import Graph
 from ..ggml.operations import Yarn
 from .checks import in_range
 
+FACTORS = "rope_freqs.weight"  # divisors of the pairs' angles, in files of Llama 3.1 and later and of Gemma 4
+
 
 class Rope(NamedTuple):
     """Parameters of rotary embedding.

@@ -84,8 +84,9 @@ class Batch:
     forest: Batch | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target(ABC):
-    """A target model. Subclasses are frozen dataclasses with at least these fields."""
+    """A target model: what every architecture has. Subclasses are frozen dataclasses."""
 
     # answer tokens with reasoning, as recommended by the family's publisher
     longest_answer: ClassVar[int] = 32_768
@@ -94,7 +95,8 @@ class Target(ABC):
     n_embd: int
     n_vocab: int
     n_ctx_train: int
-    rope_theta: float
+    rope_theta: float  # base of the rotation, in full-attention layers
+    rms_eps: float
     tied_head: bool  # the file has no `output.weight`: the embedding is the output matrix
 
     @classmethod
@@ -165,7 +167,7 @@ class Target(ABC):
 
     def untied(self) -> Target:
         """The same target with a copy of the embedding as output matrix."""
-        return replace(self, tied_head=False)  # type: ignore[type-var]  # subclasses are dataclasses
+        return replace(self, tied_head=False)
 
     @property
     def embedding_name(self) -> str:
