@@ -59,15 +59,15 @@ class Pair:
         """Features float64 [tokens, n_taps * D] of a prompt that the engine has read."""
         engine, drafter, kept = self.engine, self.engine.drafter, []
         assert drafter is not None
-        ordinary = drafter._append  # type: ignore[attr-defined]
+        ordinary = drafter.append  # type: ignore[attr-defined]
 
         def append(graph, features, *where):
             kept.append(graph.output(graph.cont(features), f"features{len(kept)}"))
             ordinary(graph, features, *where)
 
-        drafter._append = append  # type: ignore[attr-defined]
+        drafter.append = append  # type: ignore[attr-defined]
         fresh(engine, ids)
-        drafter._append = ordinary  # type: ignore[attr-defined]
+        drafter.append = ordinary  # type: ignore[attr-defined]
         read = np.concatenate([engine.device.read(part).reshape(part.ne[1], -1) for part in kept])
         engine.passes.graphs.clear()
         return read.astype(np.float64)

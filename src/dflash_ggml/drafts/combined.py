@@ -5,9 +5,9 @@ Other code does not depend on the number of drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,9 +19,8 @@ from ..errors import ConfigError
 from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
-from ..ggml.graph_cache import GraphCache
 from ..ggml.store import Store
-from ..models.target import Append, Target
+from ..models.target import Target
 from ..state.kv_type import KvType
 from ..state.memory import Part
 from .drafter import Drafter, DraftSource, Host
@@ -78,12 +77,10 @@ class CombinedSource(DraftSource):
         width = host.target.n_embd
         store = Store(host.device, len(self.sources))
         drafters, spans = [], []
-        for i, source in enumerate(self.sources):
+        for source in self.sources:
             first, row = self.first(source) * width, len(source.taps) * width
-            whole = host.state.features.tensor
-            part = store.rows_as(whole, F32, 4 * first, row, whole.ne[1])
-            own = replace(host, graphs=_Graphs(host.graphs, i), state=_State(_Features(part)))  # type: ignore[arg-type]
-            drafters.append(source.start(own, candidates, n_rows, progress))
+            part = store.rows_as(host.features, F32, 4 * first, row, host.features.ne[1])
+            drafters.append(source.start(replace(host, features=part), candidates, n_rows, progress))
             spans.append((4 * first, row))
         return CombinedDrafter(drafters, spans, self, store)
 
@@ -128,11 +125,7 @@ class CombinedDrafter(Drafter):
     def take_in(self, sequences: Items[Sequence]) -> None:
         self._all(sequences, lambda d: d.take_in(sequences))
 
-    @property
-    def append(self) -> Append:
-        return self._append
-
-    def _append(self, graph: Graph, features, ids, positions, rows) -> None:
+    def append(self, graph: Graph, features, ids, positions, rows) -> None:
         for drafter, (offset, row) in zip(self.drafters, self.spans):
             part = graph.view(features, (row, features.ne[1]), (features.nb[1],), offset=offset)
             if drafter.append is not None:
@@ -178,30 +171,3 @@ class CombinedDrafter(Drafter):
 
 def _sum(name: str, parts: Items[Part]) -> Part:
     return Part(name, lambda rows: sum(part.nbytes(rows) for part in parts), parts[0].advice)
-
-
-class _Graphs:
-    """The shared graphs, with keys of one drafter."""
-
-    def __init__(self, graphs: GraphCache, i: int) -> None:
-        self._graphs, self._i = graphs, i
-
-    def get(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
-        return self._graphs.get((f"draft {self._i}", key), build)
-
-    def clear(self) -> None:
-        self._graphs.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class _Features:
-    """One drafter's view of the features, [its taps * D, columns]."""
-
-    tensor: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """A drafter's view of the target's state."""
-
-    features: _Features

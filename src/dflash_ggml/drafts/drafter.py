@@ -22,7 +22,6 @@ from ..ggml.graph_cache import GraphCache
 from ..models.target import Append, Target
 from ..state.kv_type import KvType
 from ..state.memory import Part
-from ..state.state import TargetState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Host:
         device: The draft's device.
         graphs: The graphs of both.
         target, weights: The target and its tensors, for embedding and head.
-        state: The target's state, for features.
+        features: The target's tensor of features, [taps * D, columns]; None without taps.
         kv_type: Types of the draft's caches.
         n_states: State indices, one per sequence.
     """
@@ -42,7 +41,7 @@ class Host:
     graphs: GraphCache
     target: Target
     weights: Mapping[str, Tensor]
-    state: TargetState
+    features: Tensor
     kv_type: KvType
     n_states: int = 1
 
@@ -184,6 +183,37 @@ class Drafter(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free its memory."""
+
+
+class CachedDrafter(Drafter):
+    """A drafter with a cache row for each token of the context.
+
+    Attributes:
+        held: Bool, which cache rows hold what was computed for a token.
+    """
+
+    held: NDArray[np.bool_]
+
+    @abstractmethod
+    def forget(self, sequence: Sequence, is_start: bool) -> None:
+        """Drop what else depends on the held rows, which have changed; is_start: none are held."""
+
+    def reset(self, sequence: Sequence) -> None:
+        self.restore_seen(sequence, np.zeros(0, bool))
+
+    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
+        return self.held[sequence.cache_rows][: sequence.n_tokens].copy()
+
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        held = self.held[sequence.cache_rows]
+        held[: len(seen)] = seen
+        held[len(seen) :] = False
+        self.forget(sequence, len(seen) == 0)
+
+    def known_from(self, sequence: Sequence) -> int:
+        """The position from which on it has seen all tokens."""
+        missing = np.flatnonzero(~self.held[sequence.cache_rows][: sequence.n_tokens])
+        return int(missing[-1]) + 1 if len(missing) else 0
 
 
 def batch_bucket(n: int) -> int:

@@ -233,7 +233,7 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
     drafter = None
     if draft:
         by = device.sides[wanted.placement.draft]
-        host = Host(by, passes.graphs, target, weights, passes.state, kv.draft, n_states)
+        host = Host(by, passes.graphs, target, weights, passes.state.features.tensor, kv.draft, n_states)
         drafter = draft.start(host, config.n_candidates, rows, progress)
     paced = not config.n_batch and config.mode == "auto" and not config.reproducible
     passes.reserve(n_batch, drafter.append if drafter else None)

@@ -14,12 +14,11 @@ from ...ggml.bindings import Tensor
 from ...ggml.device import I32, NARROW_COLUMNS
 from ...ggml.graph import Graph
 from ...ggml.weights import Weights
-from ...models.target import Append
 from ...state import range_mask
 from ...state.context import Context, ContextRows
 from ...state.kv_type import is_quantised
 from ...state.spec import KvLayer
-from ..drafter import Drafter, Host, batch_bucket, checked
+from ..drafter import CachedDrafter, Host, batch_bucket, checked
 from ..lattice import unpack
 from .graphs import Parts, append_context, context_graph, draft_graph
 from .params import EMBEDDING, HEAD, DraftParams
@@ -43,7 +42,7 @@ def cache_layers(p: DraftParams) -> list[KvLayer]:
     ]
 
 
-class DFlashDrafter(Drafter):
+class DFlashDrafter(CachedDrafter):
     """A block-diffusion draft. Its context has rows of committed tokens, followed by a block's own rows.
 
     Args:
@@ -69,13 +68,13 @@ class DFlashDrafter(Drafter):
             weights,
             p,
             self.context,
-            features=host.state.features.tensor,
+            features=host.features,
             embedding=weights[EMBEDDING] if EMBEDDING in weights else shared[target.embedding_name],
             head=weights[HEAD] if HEAD in weights else shared[head],
             head_scale=None if HEAD in weights else shared.get(head.replace(".weight", ".scale")),
             candidates=candidates,
         )
-        self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's context
+        self.held = np.zeros(n_rows, bool)
         self.graphs = host.graphs
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
         self._steps = np.arange(self.block, dtype=np.int32)
@@ -129,7 +128,7 @@ class DFlashDrafter(Drafter):
         groups = self.context.groups
         first, start = sequence.first_row, sequence.n_tokens
         n_kv = tuple(group.used(first, 0, start + block) for group in groups)
-        graph = self.graphs.get(("draft", n_kv, block), lambda: draft_graph(self.parts, n_kv, block))
+        graph = self.graphs.get(("draft", self.name, n_kv, block), lambda: draft_graph(self.parts, n_kv, block))
         ints = graph.inputs["ints"].array.reshape(-1, block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
         ints[2] = 0 if p.has_mask_vector else p.mask_id
@@ -156,7 +155,9 @@ class DFlashDrafter(Drafter):
         state_index = max([state_index for _, state_index, _ in origins])
         # shared rows are read up to the last one in use, rings up to the last ring in use
         n_kv = tuple(group.used(end - longest, state_index, longest + block) for group in groups)
-        graph = self.graphs.get(("drafts", n_kv, block, n), lambda: draft_graph(self.parts, n_kv, block, n))
+        graph = self.graphs.get(
+            ("drafts", self.name, n_kv, block, n), lambda: draft_graph(self.parts, n_kv, block, n)
+        )
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
         ranges = [np.zeros((group.pieces, 2, n, block), np.int32) for group in groups]
@@ -165,7 +166,7 @@ class DFlashDrafter(Drafter):
             of_group[m:] = group.spare((n - m) * block).reshape(-1, block)
             seen[0, 1, m:] = 1  # a column that sees nothing would be NaN
         first, indices, start = np.array(origins, np.int32).T[:, :, None]
-        known = np.array([[self._known_from(s)] for s in sequences], np.int32)
+        known = np.array([[self.known_from(s)] for s in sequences], np.int32)
         ids[:m] = 0 if p.has_mask_vector else p.mask_id
         if not p.has_mask_vector:
             ids[:m, 0] = [s.pending for s in sequences]
@@ -232,7 +233,7 @@ class DFlashDrafter(Drafter):
                 taken.append((sequence, now, end - len(later)))
                 left.append((sequence, later, end))
                 room -= len(now)
-            graph = self.graphs.get(("context",), lambda: context_graph(self.parts))
+            graph = self.graphs.get(("context", self.name), lambda: context_graph(self.parts))
             ints = graph.inputs["ints"].array.reshape(-1, self.block)
             self._fill_context(ints[0], ints[1], list(ints[2:]), taken)
             graph.run()
@@ -269,11 +270,7 @@ class DFlashDrafter(Drafter):
 
     # ---- tokens taken in
 
-    @property
-    def append(self) -> Append:
-        return self._append
-
-    def _append(self, graph: Graph, features: Tensor, ids: Tensor, positions: Tensor, rows: Tensor) -> None:
+    def append(self, graph: Graph, features: Tensor, ids: Tensor, positions: Tensor, rows: Tensor) -> None:
         """Rows in a ring are inputs of their own, one for each ring and call."""
         n, groups = features.ne[1], self.context.groups
         of_groups = [_ring_input(graph, group, n) if group.is_ring else rows for group in groups]
@@ -283,23 +280,8 @@ class DFlashDrafter(Drafter):
         rows = sequence.rows(n)
         self.held[rows.start : rows.stop] = appended
 
-    def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.cache_rows] = False
+    def forget(self, sequence: Sequence, is_start: bool) -> None:
         self.context.forget_masks()
-
-    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.cache_rows][: sequence.n_tokens].copy()
-
-    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.cache_rows]
-        held[: len(seen)] = seen
-        held[len(seen) :] = False
-        self.context.forget_masks()
-
-    def _known_from(self, sequence: Sequence) -> int:
-        """The position from which it has seen all tokens."""
-        held = self.held[sequence.cache_rows][: sequence.n_tokens]
-        return 0 if held.all() else int(np.flatnonzero(~held)[-1]) + 1
 
 
 def _ring_input(graph: Graph, group: ContextRows, n: int):

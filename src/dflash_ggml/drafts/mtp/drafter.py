@@ -19,13 +19,13 @@ from ...ggml.store import Store
 from ...ggml.weights import Source, Weights
 from ...models.prediction import EMBEDDING, Head
 from ...models.prediction import HEAD as OWN_HEAD
-from ...models.target import Append, Target
+from ...models.target import Target
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
 from ...state.mask import ResidentMask
 from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
-from ..drafter import Drafter, DraftSource, Host, batch_bucket, checked
+from ..drafter import CachedDrafter, DraftSource, Host, batch_bucket, checked
 from .graphs import Parts, context_graph, draft_graph, drafts_graph, normed, take_in
 
 DEPTH = 3  # tokens ahead: each further one reads the output matrix again and is accepted less often
@@ -103,7 +103,7 @@ def _room(depth: int) -> int:
     return depth + 1
 
 
-class MtpDrafter(Drafter):
+class MtpDrafter(CachedDrafter):
     """A prediction head. Its cache has a row for each committed token it has seen, computed with the target's hidden state of the
     previous token; rows of drafted tokens, computed with its own, follow and are overwritten."""
 
@@ -120,16 +120,15 @@ class MtpDrafter(Drafter):
         last = self._store.tensor(F32, head.n_embd, _lasts(host.n_states), name="last hidden states")
         self._store.allocate()
         every: Any = ChainMap(weights, host.weights)  # type: ignore[arg-type]
-        features = host.state.features.tensor
         embedding = head.own(EMBEDDING, host.target.embedding_name)
         output = head.own(OWN_HEAD, host.target.head_name)
         self.parts = Parts(
-            head, self.device, every, self.kv, last, features, self.room, candidates, embedding, output
+            head, self.device, every, self.kv, last, host.features, self.room, candidates, embedding, output
         )
         # by state index; zeros before the first token
         self.has_last = [True] * host.n_states
         self._masked = 0  # the mask's state index
-        self.held = np.zeros(n_rows, bool)  # which cache rows hold a token's keys and values
+        self.held = np.zeros(n_rows, bool)
         self.graphs = host.graphs
         self.mask = ResidentMask(self.device, self.depth, 2 * self.room, n_rows)
         self._n_rows = n_rows
@@ -176,7 +175,7 @@ class MtpDrafter(Drafter):
         ahead = sequence.rows(depth)
         n_kv = min(kv_bucket(ahead.stop, self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
-            ("draft", n_kv, depth), lambda: draft_graph(self.parts, self.mask, n_kv, depth)
+            ("draft", self.name, n_kv, depth), lambda: draft_graph(self.parts, self.mask, n_kv, depth)
         )
         over, spare = self.room - n, self.kv.n_rows - self.room - 1
         tokens = (*sequence.tokens[end - n : end], sequence.pending)
@@ -214,7 +213,7 @@ class MtpDrafter(Drafter):
                 self._take_in(s, len(s.unseen) - room)
         n_kv = min(kv_bucket(max(s.rows(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
-            ("drafts", n_kv, depth, batch),
+            ("drafts", self.name, n_kv, depth, batch),
             lambda: drafts_graph(self.parts, n_kv, depth, batch),
         )
         ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
@@ -238,8 +237,7 @@ class MtpDrafter(Drafter):
             picks[i] += n
             indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), ahead
             self._hold(s.state_index, ahead.start - n, n, end == n)
-            missing = np.flatnonzero(~self.held[s.cache_rows][:end])
-            ranges[0, :, i] = s.first_row + (int(missing[-1]) + 1 if len(missing) else 0)
+            ranges[0, :, i] = s.first_row + self.known_from(s)
             ranges[1, :, i] = np.arange(ahead.start + 1, ahead.stop + 1)
         graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
         graph.run()
@@ -258,7 +256,7 @@ class MtpDrafter(Drafter):
         while count > 0:
             n = min(count, self.room)
             part, left = sequence.unseen[:n], sequence.unseen[n:]
-            graph = self.graphs.get(("context",), lambda: context_graph(self.parts))
+            graph = self.graphs.get(("context", self.name), lambda: context_graph(self.parts))
             end = sequence.n_tokens - len(left)
             over, spare = self.room - n, self.kv.n_rows - self.room - 1
             ahead = range(sequence.first_row + end - n, sequence.first_row + end)
@@ -284,11 +282,7 @@ class MtpDrafter(Drafter):
 
     # ---- tokens taken in
 
-    @property
-    def append(self) -> Append:
-        return self._append
-
-    def _append(self, graph, features, ids, positions, rows) -> None:
+    def append(self, graph, features, ids, positions, rows) -> None:
         take_in(graph, self.parts, normed(graph, self.parts, features), ids, positions, rows)
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
@@ -298,22 +292,9 @@ class MtpDrafter(Drafter):
             self._hold(sequence.state_index, ahead.start, n, sequence.n_tokens == 0)
             self.has_last[sequence.state_index] = True
 
-    def reset(self, sequence: Sequence) -> None:
-        self.held[sequence.cache_rows] = False
-        self._forget_last(sequence.state_index, True)
-
-    def seen(self, sequence: Sequence) -> NDArray[np.bool_]:
-        return self.held[sequence.cache_rows][: sequence.n_tokens].copy()
-
-    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
-        held = self.held[sequence.cache_rows]
-        held[: len(seen)] = seen
-        held[len(seen) :] = False
-        self._forget_last(sequence.state_index, len(seen) == 0)
-
-    def _forget_last(self, state_index: int, is_start: bool) -> None:
+    def forget(self, sequence: Sequence, is_start: bool) -> None:
         """Clear the hidden state of the last token, and rewrite the mask before the next pass."""
         self.mask.forget()
-        last, zeros = self.parts.last, np.zeros(self.head.n_embd, np.float32)
+        state_index, last, zeros = sequence.state_index, self.parts.last, np.zeros(self.head.n_embd, np.float32)
         self.device.write(last, zeros, state_index * last.nb[1])
         self.has_last[state_index] = is_start
