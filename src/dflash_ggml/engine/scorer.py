@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,20 +88,19 @@ class ScorerSource:
 
     def parts(self, device: Device, n_batch: int, kv_type: KvType) -> list[Part]:
         """Memory parts of a `Scorer`, by the target's cache rows, for the memory plan."""
-        spec, unit = self.model.trunk.state_spec(), device.alignment
-        found = [Part("scorer weights", partial(_same, self.weights(device).wanted), _ADVICE)]
-        for part in state_parts(spec, unit, kv_type, 0, 0, 1, n_batch):
-            if part.name in _NAMES:
-                found.append(Part(_NAMES[part.name], partial(_beside, part.nbytes, self.rows), _ADVICE))
-        element, row, columns = (
-            lib.ggml_type_size(key_type(device)),
-            self.model.key_row,
-            self.model.trunk.n_embd,
-        )
-        window = padded(4 * columns * (QUESTION + 1), unit)
+        spec, unit, weights = self.model.trunk.state_spec(), device.alignment, self.weights(device).wanted
+
+        def by_own_rows(part: Part) -> Part:
+            return Part(_NAMES[part.name], lambda rows: part.nbytes(self.rows(rows)), _ADVICE)
+
+        found = [Part("scorer weights", lambda rows: weights, _ADVICE)]
+        state = state_parts(spec, unit, kv_type, 0, 0, 1, n_batch)
+        found += [by_own_rows(part) for part in state if part.name in _NAMES]
+        a_row = lib.ggml_type_size(key_type(device)) * self.model.key_row
+        window = padded(4 * self.model.trunk.n_embd * (QUESTION + 1), unit)
 
         def keys(rows: int) -> int:
-            return padded(element * row * self.rows(rows), unit) + window
+            return padded(a_row * self.rows(rows), unit) + window
 
         return [*found, Part("scorer keys", keys, _ADVICE)]
 
@@ -147,14 +145,6 @@ class ScorerSource:
 def key_type(device: Device) -> int:
     """ggml type of the scored block's keys: the device's fastest."""
     return F16 if device.is_gpu else F32
-
-
-def _same(size: int, rows: int) -> int:
-    return size
-
-
-def _beside(nbytes: Callable[[int], int], own: Callable[[int], int], rows: int) -> int:
-    return nbytes(own(rows))
 
 
 class Scorer:

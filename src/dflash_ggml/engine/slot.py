@@ -25,7 +25,7 @@ from ..ggml.graph import Graph
 from ..policy.plan import plan_of
 from ..state.memory import padded
 from ..state.pool import UNIT
-from ..state.snapshot import RowBlock, Snapshot, Tensors
+from ..state.snapshot import RowBlock, Snapshot
 from ..text.tokenizer import Tokenizer
 from .accept import NAN
 from .batches import BatchSizes
@@ -374,13 +374,7 @@ class Slot:
         assert kv.allocated is not None
         first = min(padded(held, UNIT), (kv.allocated.stop - n) // UNIT * UNIT)
         other = Sequence(first_row=first, state_index=sequence.state_index)
-        live, rings = (
-            state.live_parts(sequence.state_index),
-            [kept for ring in state.rings for kept in ring.kept],
-        )
-        tensors = Tensors(
-            self.engine.device, live, state.kv.slices, other.first_row, rings, sequence.state_index
-        )
+        tensors = replace(kv.tensors(draft=False), first_row=first)
         rows = tensors.read_rows(max(held - first, 0))
         tokens, windows = tuple(sequence.tokens), tensors.read_rings(sequence.n_tokens)
         saved = Snapshot(tokens, tensors.read_live(), None, np.zeros(0, bool), None, rings=windows)

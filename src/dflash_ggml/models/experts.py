@@ -14,7 +14,7 @@ from typing import Literal
 from ..files.gguf import GGUFFile
 from ..ggml.bindings import Tensor
 from ..ggml.graph import Graph
-from .feed_forward import Dense, matmul, swiglu
+from .feed_forward import Dense, gated_layer, matmul
 
 Scoring = Literal["softmax", "sigmoid", "chosen"]
 
@@ -149,7 +149,7 @@ def mixture(
 
 def _shared(g: Graph, w: Mapping[str, Tensor], name: str, y, experts: Experts):
     """The shared expert: y [D, n] -> [D, n]."""
-    out = swiglu(g, w, name, y, "_shexp")
+    out = gated_layer(g, w, name, y, "_shexp")
     if experts.gated_shared:
         out = g.mul(out, g.sigmoid(matmul(g, w, f"{name}ffn_gate_inp_shexp", y)))
     return out

@@ -28,16 +28,16 @@ def matmuls(g: Graph, w: Mapping[str, Tensor], names: Sequence[str], y: Tensor) 
     return [g.add(x, w[f"{name}.bias"]) if f"{name}.bias" in w else x for name, x in found.items()]
 
 
-def swiglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, end: str = "") -> Tensor:
-    """The feed-forward layer down(silu(gate y) * up y), of matrices with names ending in `end`; y [D, n] -> [D, n]."""
+def gated_layer(
+    g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor, end: str = "", gelu: bool = False
+) -> Tensor:
+    """The feed-forward layer down(act(gate y) * up y), of matrices with names ending in `end`; y [D, n] -> [D, n].
+
+    Args:
+        gelu: Whether the activation is GELU, not SiLU.
+    """
     gate, up = matmuls(g, w, (f"{name}ffn_gate{end}", f"{name}ffn_up{end}"), y)
-    return matmul(g, w, f"{name}ffn_down{end}", g.swiglu(gate, up))
-
-
-def geglu(g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
-    """The feed-forward layer down(gelu(gate y) * up y); y [D, n] -> [D, n]."""
-    gate, up = matmuls(g, w, (f"{name}ffn_gate", f"{name}ffn_up"), y)
-    return matmul(g, w, f"{name}ffn_down", g.geglu(gate, up))
+    return matmul(g, w, f"{name}ffn_down{end}", (g.geglu if gelu else g.swiglu)(gate, up))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Dense:
 
     def build(self, g: Graph, w: Mapping[str, Tensor], name: str, y: Tensor) -> Tensor:
         """Build the layer of the tensors with prefix `name`; y [D, n] -> [D, n]."""
-        return (geglu if self.gelu else swiglu)(g, w, name, y)
+        return gated_layer(g, w, name, y, gelu=self.gelu)
 
     @property
     def per_column(self) -> int:

@@ -18,13 +18,13 @@ from ..state.spec import KvLayer, StateSpec
 from ..state.state import TargetState
 from .checks import MAX_HEADS, MAX_LAYERS
 from .experts import Experts, mixture
-from .feed_forward import geglu, matmul
+from .feed_forward import Dense, gated_layer, matmul
 from .layers import Columns, Taps, columns_of, declare_outputs, pass_bytes, ring_view_rows, ring_views
 from .qwen3moe import MAX_EXPERTS
 from .reading import Keys, check_file, common_fields, normalise_scales, scales_beside, windows
 from .rope import FACTORS, Rope, read_stretch
 from .target import Batch, Target
-from .tensors import outer_tensors, with_scales
+from .tensors import attention_tensors, outer_tensors, with_scales
 
 _PERIOD = 6  # default period of the full-attention layers
 _TABLE = "per_layer_token_embd.weight"
@@ -171,33 +171,22 @@ class Gemma4(Target):
         return with_scales(shapes, self.scales)
 
     def _layer(self, i: int) -> dict[str, tuple[int, ...]]:
-        d, f, p, size = self.n_embd, self.n_ff[i], self.n_per_layer, self.kind(i).head_dim
-        q, kv = self.heads[i] * size, self.kv_heads[i] * size
-        shapes: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (d,),
-            "attn_q.weight": (d, q),
-            "attn_q_norm.weight": (size,),
-            "attn_output.weight": (q, d),
-            "post_attention_norm.weight": (d,),
-            "ffn_norm.weight": (d,),
-            "ffn_gate.weight": (d, f),
-            "ffn_up.weight": (d, f),
-            "ffn_down.weight": (f, d),
-            "post_ffw_norm.weight": (d,),
-        }
-        if i < self.n_own:
-            shapes |= {"attn_k.weight": (d, kv), "attn_k_norm.weight": (size,)}
-            if self.valued[i]:
-                shapes["attn_v.weight"] = (d, kv)
+        d, p = self.n_embd, self.n_per_layer
+        shapes = attention_tensors(d, self.heads[i], self.kv_heads[i], self.kind(i).head_dim)
+        if i >= self.n_own:
+            del shapes["attn_k.weight"], shapes["attn_k_norm.weight"]
+        if i >= self.n_own or not self.valued[i]:
+            del shapes["attn_v.weight"]
+        norms: tuple[str, ...] = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        shapes |= Dense(d, self.n_ff[i]).tensors()
         if self.scaled[i]:
             shapes["layer_output_scale.weight"] = (1,)
         if p:
             shapes |= {"inp_gate.weight": (d, p), "proj.weight": (p, d), "post_norm.weight": (d,)}
         if self.mixed[i] and self.experts is not None:
             shapes |= {"ffn_gate_inp.scale": (d,), **self.experts.tensors(self.fused_experts[i])}
-            norms = ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
-            shapes |= {f"{name}.weight": (d,) for name in norms}
-        return shapes
+            norms += ("post_ffw_norm_1", "pre_ffw_norm_2", "post_ffw_norm_2")
+        return shapes | {f"{name}.weight": (d,) for name in norms}
 
     def state_spec(self) -> StateSpec:
         """K/V of the layers with their own, in a ring for window layers."""
@@ -289,7 +278,7 @@ class Gemma4(Target):
     def _ffn(self, g: Graph, w: Mapping[str, Tensor], i: int, x):
         """The feed-forward layer of x [D, n] before its last norm, plus its experts -> [D, n]."""
         name, eps = f"blk.{i}.", self.rms_eps
-        y = geglu(g, w, name, g.rms_norm(x, eps, w[name + "ffn_norm.weight"]))
+        y = gated_layer(g, w, name, g.rms_norm(x, eps, w[name + "ffn_norm.weight"]), gelu=True)
         if not self.mixed[i] or self.experts is None:
             return y
         y = g.rms_norm(y, eps, w[name + "post_ffw_norm_1.weight"])

@@ -211,7 +211,6 @@ def gated_delta_net(
     layer: int,
     shape: Recurrent,
     eps: float,
-    matrices: Sequence[str] = ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"),
     grouped: bool = False,
 ) -> Tensor:
     """Gated delta net (arXiv 2412.06464) behind a short convolution; y [D, n] -> [D, n].
@@ -227,11 +226,12 @@ def gated_delta_net(
         layer: Number of the layer.
         shape: Sizes of its state.
         eps: Epsilon of its norms.
-        matrices: Names of the matrices of q|k|v, gate, decay and write strength.
         grouped: Whether the value heads of a key head are adjacent in the gate and in the output matrix.
     """
     n, s, h_k, h_v = columns.n, shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
-    qkv, z, alpha, beta = matmuls(g, w, [name + x for x in matrices], y)
+    qkv, z, alpha, beta = matmuls(
+        g, w, [name + x for x in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta")], y
+    )
     if columns.is_tree:
         qkv = state.store_conv_inputs(g, qkv, layer)
     for x in (qkv, z, alpha, beta):

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..files.gguf import GGUFFile
-from ..files.tensor_info import F32
-from .checks import check_tensors
 from .experts import FeedForward
+from .reading import check_file
 from .tensors import attention_tensors, with_scales
 
 
@@ -88,9 +87,7 @@ def read_head(file: GGUFFile, head: Head) -> Head | None:
     if file.get(f"{file.arch}.nextn_predict_layers", int) != 1:
         return None
     prefix = head.prefix
-    found = {
-        name.removeprefix(prefix): info for name, info in file.tensors.items() if name.startswith(prefix)
-    }
+    found = [name.removeprefix(prefix) for name in file.tensors if name.startswith(prefix)]
     if not found:  # a file made without the head may still have the key
         return None
     head = replace(
@@ -99,10 +96,5 @@ def read_head(file: GGUFFile, head: Head) -> Head | None:
         optional=tuple(name for name in (NORM, EMBEDDING, HEAD) if name in found),
         scales=tuple(name for name in found if name.endswith(".scale")),
     )
-    shapes = head.tensors()
-    own = {prefix + name: info for name, info in found.items() if not name.endswith(".input_scale")}
-    check_tensors(file.error, own, shapes)
-    for name, shape in shapes.items():
-        if len(shape) == 1 and own[name].type != F32:
-            raise file.error(f"tensor {name!r} is {own[name].type_name}, expected f32")
+    check_file(file, head.tensors(), lambda name: not name.startswith(prefix))
     return head

@@ -23,6 +23,7 @@ from ..ggml.weights import Source
 from .feed_forward import matmul
 from .qwen35 import Qwen35
 from .registry import read_target
+from .target import sources_of
 
 BLOCK = 15  # of 24, from 0: it ranks as well as all attention blocks combined (12 of 12 questions; published figures)
 AT_ONCE = 8  # window tokens processed at once
@@ -83,12 +84,7 @@ class ScorerModel:
 
     def sources(self, file: GGUFFile) -> dict[str, Source]:
         """Name -> bytes of every one of `tensors` in an open file."""
-        wanted = self.tensors()
-        return {
-            name: Source(info.type, wanted[name], file.data(name))
-            for name, info in file.tensors.items()
-            if name in wanted
-        }
+        return sources_of(file, self.tensors())
 
     def scratch_bytes(self, columns: int, rows: int) -> int:
         """Estimated scratch memory of a pass over `columns` tokens, or of the masses of `rows`."""

@@ -115,12 +115,7 @@ class Target(ABC):
     def sources(self, file: GGUFFile) -> dict[str, Source]:
         """Name -> bytes of every one of `tensors` in an open file, in the graph's row order; without an output matrix, the
         embedding's bytes."""
-        wanted, found = self.tensors(), file.tensors
-        sources = {
-            name: Source(info.type, wanted[name], file.data(name))
-            for name, info in found.items()
-            if name in wanted
-        }
+        sources = sources_of(file, self.tensors())
         if not self.tied_head:
             sources.setdefault("output.weight", sources[self.embedding_name])
         return sources
@@ -178,3 +173,12 @@ class Target(ABC):
     def head_name(self) -> str:
         """Name of the output matrix."""
         return self.embedding_name if self.tied_head else "output.weight"
+
+
+def sources_of(file: GGUFFile, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Source]:
+    """Name -> bytes of those tensors of an open file that have a shape in `wanted`, with that shape."""
+    return {
+        name: Source(info.type, wanted[name], file.data(name))
+        for name, info in file.tensors.items()
+        if name in wanted
+    }

@@ -128,7 +128,9 @@ class DFlashDrafter(CachedDrafter):
         groups = self.context.groups
         first, start = sequence.first_row, sequence.n_tokens
         n_kv = tuple(group.used(first, 0, start + block) for group in groups)
-        graph = self.graphs.get(("draft", self.name, n_kv, block), lambda: draft_graph(self.parts, n_kv, block))
+        graph = self.graphs.get(
+            ("draft", self.name, n_kv, block), lambda: draft_graph(self.parts, n_kv, block)
+        )
         ints = graph.inputs["ints"].array.reshape(-1, block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
         ints[2] = 0 if p.has_mask_vector else p.mask_id

@@ -16,10 +16,10 @@ from ...decode.sequence import Sequence
 from ...files.gguf import GGUFFile
 from ...ggml.device import F32, Device
 from ...ggml.store import Store
-from ...ggml.weights import Source, Weights
+from ...ggml.weights import Weights
 from ...models.prediction import EMBEDDING, Head
 from ...models.prediction import HEAD as OWN_HEAD
-from ...models.target import Target
+from ...models.target import Target, sources_of
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
 from ...state.mask import ResidentMask
@@ -53,10 +53,7 @@ class MtpSource(DraftSource):
         return []
 
     def prepare(self, device: Device) -> list[str]:
-        sources = {
-            name: Source(self.file.tensors[name].type, shape, self.file.data(name))
-            for name, shape in self.head.tensors().items()
-        }
+        sources = sources_of(self.file, self.head.tensors())
         self._weights = Weights(device, sources, gathered=(self.head.prefix + EMBEDDING,))
         return []
 
@@ -295,6 +292,10 @@ class MtpDrafter(CachedDrafter):
     def forget(self, sequence: Sequence, is_start: bool) -> None:
         """Clear the hidden state of the last token, and rewrite the mask before the next pass."""
         self.mask.forget()
-        state_index, last, zeros = sequence.state_index, self.parts.last, np.zeros(self.head.n_embd, np.float32)
+        state_index, last, zeros = (
+            sequence.state_index,
+            self.parts.last,
+            np.zeros(self.head.n_embd, np.float32),
+        )
         self.device.write(last, zeros, state_index * last.nb[1])
         self.has_last[state_index] = is_start
