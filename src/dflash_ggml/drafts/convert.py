@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..config import DraftType
 from ..errors import ConfigError, ModelFileError
+from ..files.complete import complete
 from ..files.gguf import GGUFFile, StringArray
 from ..files.tensor_info import BF16, F16, F32, FILE_TYPES
 from ..ggml.operations import Yarn
@@ -41,8 +41,7 @@ def gguf_writer(out: Path, arch: str, check: Callable[[Path], object]) -> Iterat
         from gguf import GGUFWriter
     except ImportError:
         raise ConfigError("the package gguf is missing: pip install 'dflash-ggml[convert]'") from None
-    beside = out.with_name(f"{out.name}.part")
-    try:
+    with complete(out) as beside:
         writer = GGUFWriter(beside, arch)
         yield writer
         writer.write_header_to_file()
@@ -50,9 +49,6 @@ def gguf_writer(out: Path, arch: str, check: Callable[[Path], object]) -> Iterat
         writer.write_tensors_to_file()
         writer.close()
         check(beside)
-        os.replace(beside, out)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def add_tensor(writer: GGUFWriter, name: str, source: Source) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +14,7 @@ from typing import Any, get_args
 
 from ..config import EngineConfig
 from ..drafts.drafter import Drafter
+from ..files.complete import complete
 from ..ggml import bindings
 from ..ggml.device import cuda_driver
 from ..policy.costs import Pass, Point
@@ -85,15 +84,8 @@ class CostCache:
         kept = {"facts": short, "points": measured.points, "products": measured.matmuls.to_json()}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(json.dumps(kept, indent=1) + "\n")
-                os.replace(name, self.path)  # two starts at a time may not mix their lines
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-                raise
+            with complete(self.path) as part:  # two starts at a time may not mix their lines
+                part.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
         except OSError:
             return False
         return True

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import ConfigError
+from .complete import complete
 from .hub import Hub, HubError, RepoSpec
 from .pairs import SMOLLM2_DRAFT
 
@@ -135,26 +136,20 @@ def fetch_named(model: NamedModel, *, offline: bool = False, folder: Path | None
 def _keep(model: NamedModel, streams: Iterable[IO[bytes]], path: Path) -> Path:
     """Write concatenated streams to `path`, atomically, after checking the SHA-256."""
     digest = hashlib.sha256()
-    part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as out:
-            part = Path(out.name)
-            for stream in streams:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-                    out.write(block)
-        if digest.hexdigest() != model.sha256:
-            raise HubError(
-                f"its SHA-256 is {digest.hexdigest()}, expected {model.sha256}: it is another file, or damaged"
-            )
-        part.chmod(0o644)
-        os.replace(part, path)
+        with complete(path) as part:
+            with part.open("wb") as out:
+                for stream in streams:
+                    while block := stream.read(1 << 20):
+                        digest.update(block)
+                        out.write(block)
+            if digest.hexdigest() != model.sha256:
+                raise HubError(
+                    f"its SHA-256 is {digest.hexdigest()}, expected {model.sha256}: it is another file, or damaged"
+                )
     except OSError as error:
         raise HubError(f"{path}: {error.strerror or error}") from None
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
     return path
 
 
@@ -168,18 +163,22 @@ def _from_hub(model: NamedModel) -> Iterator[list[IO[bytes]]]:
         yield [file]
 
 
+def installed_file(member: str) -> Path | None:
+    """A file PACKAGE/PATH of an installed package, None if there is none; the package's code is not run."""
+    package, _, file = member.partition("/")
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    found = (Path(folder) / file for folder in folders)
+    return next((path for path in found if path.is_file()), None)
+
+
 @contextmanager
 def _from_installed(model: NamedModel) -> Iterator[list[IO[bytes]]]:
     """From installed packages, without running their code."""
     with ExitStack() as stack:
         streams: list[IO[bytes]] = []
         for wheel, member in model.parts:
-            package, _, file = member.partition("/")
-            spec = importlib.util.find_spec(package)
-            folders = (spec.submodule_search_locations if spec else None) or ()
-            found = (Path(folder) / file for folder in folders)
-            path = next((path for path in found if path.is_file()), None)
-            if path is None:
+            if (path := installed_file(member)) is None:
                 raise HubError(f"the package {wheel} is not installed")
             streams.append(stack.enter_context(open(path, "rb")))
         yield streams
