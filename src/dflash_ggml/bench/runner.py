@@ -73,19 +73,14 @@ class Bench:
     stopped: bool = False
     error: ServerError | None = None
     _session: Session = field(init=False)
-    _slot: Slot = field(init=False)
+    slot: Slot = field(init=False)  # decodes everything
 
     def __post_init__(self) -> None:
-        self._session, self._slot = Session(self.engine, cache_bytes=0), self.engine.open()
+        self._session, self.slot = Session(self.engine, cache_bytes=0), self.engine.open()
         if self.chat is None and self.engine.config.model == EMBEDDED_TARGET:
             self.chat = False  # it has a template, but was trained on code only
         if not self.engine.tokenizer.chat_template:
             self.chat = False
-
-    @property
-    def slot(self) -> Slot:
-        """The slot that decodes everything."""
-        return self._slot
 
     # ---- settings
 
@@ -109,13 +104,13 @@ class Bench:
             found.append(self.setting("auto", "auto", self.budget, temperature))
         return found
 
-    def swept(self, temperature: float | None = None) -> list[Setting]:
+    def swept(self) -> list[Setting]:
         """Plain, and the given mode or auto."""
-        found = [self.setting("plain", "plain", None, temperature)]
+        found = [self.setting("plain", "plain")]
         if self.engine.has_draft and self.mode != "plain":
             label = f"tree {self.budget}" if self.mode == "tree" else self.mode
             budget = None if self.mode == "chain" else self.budget
-            found.append(self.setting(label, self.mode, budget, temperature))
+            found.append(self.setting(label, self.mode, budget))
         return found
 
     def others(self) -> list[Setting]:
@@ -197,7 +192,7 @@ class Bench:
         for server in self.servers:
             if server.url == job.setting.server:
                 return server.complete(job, self.should_stop)
-        return decode(self._slot, job, self.should_stop)
+        return decode(self.slot, job, self.should_stop)
 
 
 def _unseen(text: str) -> str:

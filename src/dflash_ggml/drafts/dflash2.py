@@ -13,7 +13,8 @@ from ..files.keys import KeyedFile
 from ..ggml.bindings import Tensor
 from ..ggml.device import I32
 from ..ggml.graph import Graph
-from ..models.checks import MAX_WIDTH, in_range, positive
+from ..models.checks import positive
+from .dflash.fields import count
 from .lattice import pack
 
 SELECTOR = "selector_hidden.weight"
@@ -78,16 +79,12 @@ def read_selector(file: KeyedFile, prefix: str, scale_key: str, cap_key: str) ->
     Raises:
         ModelFileError: A size is missing or out of range.
     """
-
-    def count(key: str, high: int) -> int:
-        return in_range(file.error, f"key {prefix + key!r}", file.require(prefix + key, int), 1, high)
-
     scale, cap = file.get(scale_key, float), file.get(cap_key, float)
     return Selector(
-        kernel=count("conv_kernel_size", MAX_KERNEL),
-        group=count("conv_group_size", MAX_WIDTH),
-        rank=count("selector_rank", MAX_RANK),
-        candidates=count("selector_top_k", MAX_CANDIDATES),
+        kernel=count(file, prefix + "conv_kernel_size", MAX_KERNEL),
+        group=count(file, prefix + "conv_group_size"),
+        rank=count(file, prefix + "selector_rank", MAX_RANK),
+        candidates=count(file, prefix + "selector_top_k", MAX_CANDIDATES),
         scale=positive(file.error, f"key {scale_key!r}", scale) if scale else 1.0,
         cap=positive(file.error, f"key {cap_key!r}", cap) if cap else 0.0,
     )

@@ -224,9 +224,8 @@ class GGUFFile(KeyedFile):
         return version, n_tensors, n_keys
 
     def _read_tensors(self, count: int) -> dict[str, TensorInfo]:
-        alignment = self.get("general.alignment", int)
-        alignment = 32 if alignment is None else alignment
-        if alignment <= 0 or alignment & (alignment - 1):
+        alignment = self.get("general.alignment", int, 32)
+        if not alignment or alignment <= 0 or alignment & (alignment - 1):
             raise self.error(f"key 'general.alignment': {alignment} is not a power of two")
         relative: dict[str, TensorInfo] = {}
         for i in range(count):

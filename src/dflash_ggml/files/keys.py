@@ -38,9 +38,9 @@ class KeyedFile:
             return kind(value)
         raise self.error(f"key {key!r} should be {_KIND_NAMES[kind]} but is {describe(value)}")
 
-    def get(self, key: str, kind: type[T]) -> T | None:
-        """Like `require`, but None when the key is missing."""
-        return self.require(key, kind) if key in self.metadata else None
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """Like `require`, but `default` when the key is missing."""
+        return self.require(key, kind) if key in self.metadata else default
 
     def require_array(self, key: str, kind: type[T]) -> Sequence[T]:
         """The array under `key`, each element a `kind`; integers also pass as floats, 0 and 1 as booleans."""

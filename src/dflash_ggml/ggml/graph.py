@@ -34,10 +34,7 @@ class Input:
 
     def use(self, memory: np.ndarray) -> None:
         """Use these bytes as the array."""
-        dims = [int(n) for n in self.tensor.ne]
-        while len(dims) > 1 and dims[-1] == 1:
-            dims.pop()
-        self.array = memory.view(NUMPY_TYPES[self.tensor.type]).reshape(dims[::-1])
+        self.array = memory.view(NUMPY_TYPES[self.tensor.type]).reshape(_dims(self.tensor))
 
 
 class Graph(Operations):
@@ -353,12 +350,17 @@ def _root(t):
 
 def _values(source: Input, t) -> np.ndarray:
     """The host's values of an input, or of its contiguous view `t`."""
+    flat, dims = source.array.reshape(-1), _dims(t)
+    first = t.view_offs // flat.itemsize
+    return flat[first : first + math.prod(dims)].reshape(dims)
+
+
+def _dims(t) -> list[int]:
+    """A tensor's shape in numpy's order, without dimensions of 1 in front."""
     dims = [int(n) for n in t.ne]
     while len(dims) > 1 and dims[-1] == 1:
         dims.pop()
-    flat = source.array.reshape(-1)
-    first = t.view_offs // flat.itemsize
-    return flat[first : first + math.prod(dims)].reshape(dims[::-1])
+    return dims[::-1]
 
 
 def _copy(outs: list[np.ndarray], values: np.ndarray) -> None:

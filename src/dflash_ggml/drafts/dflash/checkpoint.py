@@ -20,7 +20,7 @@ from ...ggml.operations import Yarn
 from ...models.checks import MAX_HEADS, MAX_LAYERS, in_range, positive
 from ..dflash2 import SELECTOR, read_selector
 from ..dspark import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
-from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
+from .fields import DEFAULT_BLOCK, Dialect, count, plain_only, unique
 from .params import HEAD, MASK, TAP_NORMS
 
 NESTED = "transformer_layer_config."
@@ -125,7 +125,7 @@ def read_checkpoint(file: SafetensorsFile) -> Dialect:
         "head_dim": head_dim,
         "rope_theta": theta,
         "rms_eps": positive(file.error, f"key {eps!r}", file.require(eps, float)),
-        "block_size": optional(file, block, int, DEFAULT_BLOCK),
+        "block_size": file.get(block, int, DEFAULT_BLOCK),
         "mask_id": file.require(file.first_of("dflash_config.mask_token_id", "mask_token_id"), int),
         "taps": _taps(file),
         "n_vocab": n_vocab,
@@ -177,7 +177,7 @@ def _markov(file: SafetensorsFile, names: dict[str, str]) -> Markov | None:
     if BEFORE not in names:
         return None
     key = file.first_of("markov_head_type", "dflash_config.markov_head_type")
-    kind = optional(file, key, str, "vanilla")
+    kind = file.get(key, str, "vanilla")
     if kind not in ("vanilla", "gated"):
         raise file.error(
             f"key {key!r}: a Markov head of kind {kind!r} is not supported, only 'vanilla' and 'gated'"
@@ -230,10 +230,10 @@ def _part(file: SafetensorsFile) -> None:
 def _window(file: SafetensorsFile, n_layers: int, is_gated: bool) -> tuple[int | None, tuple[bool, ...]]:
     """Window in tokens, and the layers with it; only valid if one of the two switches is on, or for Poolside's drafts, which
     have no switch."""
-    everywhere = optional(file, "dflash_config.use_swa", bool, False)
+    everywhere = file.get("dflash_config.use_swa", bool, False)
     size = "dflash_config.swa_window_size"
     window = file.get(size if size in file.metadata else _key(file, "sliding_window"), int)
-    if not window or not (everywhere or optional(file, _key(file, "use_sliding_window"), bool, is_gated)):
+    if not window or not (everywhere or file.get(_key(file, "use_sliding_window"), bool, is_gated)):
         return None, (False,) * n_layers
     if everywhere:
         return window, (True,) * n_layers

@@ -21,7 +21,7 @@ from ...models.rope import read_yarn
 from ..dflash2 import SELECTOR, Selector, read_selector
 from ..dspark import BEFORE, GATE, MAX_RANK, TO_TARGET, Markov
 from .checkpoint import read_checkpoint
-from .fields import DEFAULT_BLOCK, Dialect, count, optional, plain_only, unique
+from .fields import DEFAULT_BLOCK, Dialect, count, plain_only, unique
 
 LUCEBOX_ARCHS = ("qwen35-dflash-draft", "dflash-draft", "gemma4-dflash-draft")
 
@@ -95,7 +95,7 @@ def _upstream(file: GGUFFile) -> Dialect:
             )
         taps = tuple(i - 1 for i in inputs)
     fields = _gguf_fields(file, "dflash") | {
-        "block_size": optional(file, "dflash.block_size", int, DEFAULT_BLOCK),
+        "block_size": file.get("dflash.block_size", int, DEFAULT_BLOCK),
         "mask_id": file.require(file.first_of("tokenizer.ggml.mask_token_id", "dflash.mask_token_id"), int),
         "taps": taps,
         "n_draft_vocab": file.tensors[TO_TARGET].shape[-1] if TO_TARGET in file.tensors else None,
@@ -120,7 +120,7 @@ def _markov(file: GGUFFile) -> Markov | None:
             )
         return None
     rank = in_range(file.error, "rank of the Markov head", file.tensors[BEFORE].shape[0], 1, MAX_RANK)
-    anchor = optional(file, "dflash.sample_from_anchor", bool, True)
+    anchor = file.get("dflash.sample_from_anchor", bool, True)
     return Markov(rank, GATE in file.tensors, bool(anchor))
 
 
@@ -132,7 +132,7 @@ def _lucebox(file: GGUFFile) -> Dialect:
             f"wrote a wrong rope base: {instead(file)}"
         )
     fields = _gguf_fields(file, arch) | {
-        "block_size": optional(file, f"{arch}.dflash.block_size", int, DEFAULT_BLOCK),
+        "block_size": file.get(f"{arch}.dflash.block_size", int, DEFAULT_BLOCK),
         "mask_id": file.require(f"{arch}.dflash.mask_token_id", int),
         "taps": tuple(file.require_array(f"{arch}.dflash.target_layer_ids", int)),
     }
@@ -172,7 +172,7 @@ def _gguf_fields(file: GGUFFile, arch: str) -> dict[str, Any]:
         "head_dim": head_dim,
         "rope_theta": positive(file.error, f"key {theta!r}", file.require(theta, float)),
         "rms_eps": positive(file.error, f"key {eps!r}", file.require(eps, float)),
-        "n_vocab": optional(file, f"{arch}.vocab_size", int, n_tokens),
+        "n_vocab": file.get(f"{arch}.vocab_size", int, n_tokens),
         "sliding_window": window,
         "window_layers": tuple(layers),
         "declared_causal": file.get(f"{arch}.attention.causal", bool),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from ...files.keys import KeyedFile, describe
 from ...models.checks import MAX_WIDTH, in_range
-
-T = TypeVar("T", int, float, bool, str)
 
 DEFAULT_BLOCK = 16  # the formats' default block size
 
@@ -51,9 +49,3 @@ def unique(file: KeyedFile, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 def count(file: KeyedFile, key: str, high: int = MAX_WIDTH) -> int:
     """The integer under `key`, from 1 to `high`."""
     return in_range(file.error, f"key {key!r}", file.require(key, int), 1, high)
-
-
-def optional(file: KeyedFile, key: str, kind: type[T], default: T | None) -> T | None:
-    """The scalar under `key`, or `default` if the file has none."""
-    value = file.get(key, kind)
-    return default if value is None else value
