@@ -245,7 +245,7 @@ def test_rotations_are_orthonormal(name, width):
     assert np.array_equal(matrix, matrix.T)
     kv_type = KvType.named("q8_0", "q4_0")
     rotations = Rotations(device, [width], kv_type)
-    assert rotations.nbytes == rotation_bytes([width], kv_type)
+    assert rotations.store.nbytes == rotation_bytes([width], kv_type)
     x = np.random.default_rng(5).standard_normal((7, 3 * width)).astype(np.float32)
     g, workspace = Graph(device, 32), Workspace(device)
     given = g.input("x", F32, 3 * width, 7)
@@ -261,7 +261,7 @@ def test_rotations_are_orthonormal(name, width):
         once = turned(x, w)
         np.testing.assert_allclose(device.read(g.outputs[name]).reshape(x.shape), once, atol=5e-6)
         np.testing.assert_allclose(device.read(g.outputs[name + " back"]).reshape(x.shape), x, atol=5e-6)
-    for thing in (g, workspace, rotations, device):
+    for thing in (g, workspace, rotations.store, device):
         thing.close()
 
 
@@ -292,7 +292,7 @@ def test_rotation_follows_the_type():
         widths = [[None if t is None else t.ne[0] for t in (r.keys, r.values)] for r in of]
         k, v = (is_quantised(KV_TYPES[t]) for t in pair)
         assert widths == [[128 if k else None, 64 if v else None], [32 if k else None, 32 if v else None]]
-        rotations.close()
+        rotations.store.close()
     device.close()
 
 

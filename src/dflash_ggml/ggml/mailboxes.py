@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DeviceError
 from .bindings import lib
 from .device import I64, Device, key
-from .store import Store
+from .store import Store, Stored
 
 CELLS = 1 << 20  # values per transfer, 8 bytes each: a prefill batch takes several transfers
 
@@ -19,7 +19,7 @@ def mailbox_words() -> int:
     return lib.GGML_ALL_REDUCE_HEADER + 2 * CELLS
 
 
-class Mailboxes:
+class Mailboxes(Stored):
     """A mailbox on each of two devices, each with the other's address.
 
     Raises:
@@ -47,12 +47,3 @@ class Mailboxes:
                     f"{device.label}: {other[0].label} did not answer within 10 seconds; load the model again, or with "
                     "whole layers (-sm layer)"
                 )
-
-    def nbytes_on(self, side: Device) -> int:
-        """Bytes on a side."""
-        return sum(store.nbytes for store in self._stores if store.device is side)
-
-    def close(self) -> None:
-        """Free the memory."""
-        for store in self._stores:
-            store.close()

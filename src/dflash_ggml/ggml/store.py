@@ -129,6 +129,26 @@ class Store:
             self.ctx = ffi.NULL
 
 
+class Stored:
+    """Base of what has its tensors in stores of its own."""
+
+    _stores: Sequence[Store] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on all sides."""
+        return sum(store.nbytes for store in self._stores)
+
+    def nbytes_on(self, side: Device) -> int:
+        """Bytes on a side."""
+        return sum(store.nbytes for store in self._stores if store.device is side)
+
+    def close(self) -> None:
+        """Free the memory."""
+        for store in self._stores:
+            store.close()
+
+
 class Workspace:
     """Scratch memory shared by the graphs of a device, on each of its sides. Graphs run one after another, so their intermediate
     results may overlap.

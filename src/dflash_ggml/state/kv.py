@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..ggml.bindings import Tensor
 from ..ggml.device import F32, Device
 from ..ggml.graph import Graph
-from ..ggml.store import Store
+from ..ggml.store import Store, Stored
 from .kv_type import KvType, row_bytes, stored_row
 from .rotation import Rotation, Rotations
 from .spec import KvLayer
@@ -124,7 +124,7 @@ def _gathered(g: Graph, t, rows):
     return g.rows_as(words, t.type, t.ne[0])
 
 
-class KvCache:
+class KvCache(Stored):
     """K and V rows of attention layers.
 
     There is one tensor of words [words of a row, n_rows, slices] per device and row length in bytes, so that a commit moves
@@ -175,7 +175,8 @@ class KvCache:
                     self._slices[i] = store.rows_as(whole, type_of, offset, stored_row(type_of, row), n_rows)
                     self._rows[i] = store.rows_as(whole, type_of, offset, row, n_rows)
             dims = [layer.head_dim for layer, on in zip(self.layers, self._on) if on is by]
-            self._rotations[by] = Rotations(by, dims, type_)
+            self._rotations[by] = rotations = Rotations(by, dims, type_)
+            self._stores.append(rotations.store)
 
     def layer(self, layer: int) -> LayerCache:
         """The cache's layer number `layer`."""
@@ -188,21 +189,7 @@ class KvCache:
         """Keys and values of each layer in order, [elements stored of a row, n_rows] each."""
         return list(self._slices)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on all sides."""
-        return sum(self.nbytes_on(by) for by in self._rotations)
-
-    def nbytes_on(self, side: Device) -> int:
-        """Bytes on a side."""
-        rotations = self._rotations[side].nbytes if side in self._rotations else 0
-        return rotations + sum(store.nbytes for store in self._stores if store.device is side)
-
     def close(self) -> None:
         """Free the memory."""
-        for store in self._stores:
-            store.close()
-        for rotations in self._rotations.values():
-            rotations.close()
-        self._rotations = {}
+        super().close()
         self.wholes, self._slices, self._rows = [], [], []

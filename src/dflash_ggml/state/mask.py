@@ -14,7 +14,7 @@ import numpy as np
 from ..ggml.bindings import Tensor
 from ..ggml.device import F16, I32, Device
 from ..ggml.graph import Graph
-from ..ggml.store import Store
+from ..ggml.store import Store, Stored
 
 HIDDEN = np.float16(-np.inf)
 # the mask values of 8 columns, from their bits: 1 = visible, lowest bit first
@@ -23,7 +23,7 @@ _OF_BITS = np.where(
 )
 
 
-class ResidentMask:
+class ResidentMask(Stored):
     """Mask of one kind of pass. Cache rows below a pass's start hold the committed prefix, the next ones its own columns.
 
     Args:
@@ -63,15 +63,6 @@ class ResidentMask:
         self._origin = 0
         self._unwritten = True
         self._steps = np.arange(self.n_changes, dtype=np.int32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return sum(store.nbytes for store in self._stores)
-
-    def nbytes_on(self, side: Device) -> int:
-        """Bytes on a side."""
-        return sum(store.nbytes for store in self._stores if store.device is side)
 
     @property
     def n_updates(self) -> int:
@@ -174,8 +165,3 @@ class ResidentMask:
         if self.window is not None and at + self.width > self.window:
             lag = np.arange(first, first + len(out))[:, None] - np.arange(start, start + self.width)
             out[lag <= -self.window] = HIDDEN
-
-    def close(self) -> None:
-        """Free the memory."""
-        for store in self._stores:
-            store.close()

@@ -46,9 +46,9 @@ class Rotations:
     def __init__(self, device: Device, head_dims: Iterable[int], kv_type: KvType) -> None:
         widths = _widths(head_dims, kv_type)
         self._kv_type = kv_type
-        self._store = Store(device, len(widths))
-        self._matrices = {w: self._store.tensor(F32, w, w, name="rotation") for w in widths}
-        self._store.allocate()
+        self.store = Store(device, len(widths))
+        self._matrices = {w: self.store.tensor(F32, w, w, name="rotation") for w in widths}
+        self.store.allocate()
         for w, matrix in self._matrices.items():
             device.write(matrix, hadamard(w))
 
@@ -56,15 +56,6 @@ class Rotations:
         """The rotations of a layer with heads of `head_dim` values."""
         k, v = _pair(head_dim, self._kv_type)
         return Rotation(self._matrices.get(k), self._matrices.get(v))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self._store.nbytes
-
-    def close(self) -> None:
-        """Free the memory."""
-        self._store.close()
 
 
 def rotation_bytes(head_dims: Iterable[int], kv_type: KvType) -> int:

@@ -18,7 +18,7 @@ from ..ggml.bindings import Tensor, lib
 from ..ggml.device import F32, I32, Device
 from ..ggml.graph import Graph
 from ..ggml.mailboxes import Mailboxes, mailbox_words
-from ..ggml.store import Store
+from ..ggml.store import Store, Stored
 from .kv import KvCache, LayerCache
 from .kv_type import KvType
 from .memory import ADVICE, Part, padded
@@ -30,7 +30,7 @@ _FEWER = "decode fewer sequences in a batch (--parallel)"
 _LOWER_CONTEXT = "lower the context (-c; 0 takes what fits)"
 
 
-class Features:
+class Features(Stored):
     """Features of the target's tapped layers, kept until the draft takes them in; empty without a draft that needs them.
 
     Each of `width` columns holds those of one token, [taps * D], `row` float32: a tree's node has the column of its index, a
@@ -38,12 +38,13 @@ class Features:
     """
 
     def __init__(self, device: Device, row: int, width: int) -> None:
-        self.device, self.width = device, width if row else 0
-        self._store = Store(device, 1)
+        self.width = width if row else 0
         self.tensor: Any = None
         if self.width:
-            self.tensor = self._store.tensor(F32, row, width, name="features")
-            self._store.allocate()
+            store = Store(device, 1)
+            self._stores = [store]
+            self.tensor = store.tensor(F32, row, width, name="features")
+            store.allocate()
 
     def columns(self, g: Graph, x: Tensor, tap: int, n: int) -> Tensor:
         """View [D, n] of tap number `tap` in the first n columns."""
@@ -62,15 +63,6 @@ class Features:
         if n == 1 and first < self.width and first not in taken:
             return [first]
         return list(islice((column for column in range(self.width) if column not in taken), n))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self._store.nbytes
-
-    def close(self) -> None:
-        """Free the memory."""
-        self._store.close()
 
 
 class TargetState:
@@ -212,12 +204,11 @@ class TargetState:
     def nbytes_on(self, side: Device) -> dict[str, int]:
         """Bytes by part on a side."""
         own = [of for of in self.recurrent.values() if of.device is side]
-        features = self.features.nbytes if self.features.device is side else 0
         mailbox = {"mailbox": self.mailboxes.nbytes_on(side)} if self.mailboxes else {}
         return {
             "target K/V": sum(cache.nbytes_on(side) for _, cache in self.caches),
             "recurrent state": sum(of.live.nbytes for of in own),
-            "tree": sum(of.tree.nbytes for of in own) + features,
+            "tree": sum(of.tree.nbytes for of in own) + self.features.nbytes_on(side),
             **mailbox,
         }
 
