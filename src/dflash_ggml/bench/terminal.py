@@ -7,44 +7,26 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ..cli.streams import named
-from .runner import Progress
+from .runner import Lines
 from .sections import Section, plain
 
 
-class Lines:
-    """Progress for pipes: a line when a suite begins."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def begin(self, name: str, total: int) -> None:
-        """Print the suite's name."""
-        print(f"dflash-bench: {name}, {total} runs", file=self._stream, flush=True)
-
-    def at(self, done: int, what: str) -> None:
-        """No effect."""
-
-    def end(self) -> None:
-        """No effect."""
-
-
-def progress(stream: TextIO) -> Progress:
+def progress(stream: TextIO) -> Lines:
     """A bar if the stream is a terminal and rich is installed."""
     if not stream.isatty():
         return Lines(stream)
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
         return Lines(stream)
 
-    class Bar:
+    class Bar(Lines):
         """One bar per suite, removed when it ends."""
 
         def begin(self, name: str, total: int) -> None:
             """Show the bar."""
-            self._bar = RichProgress(
+            self._bar = Progress(
                 TextColumn("{task.fields[suite]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
@@ -64,7 +46,7 @@ def progress(stream: TextIO) -> Progress:
             """Remove it."""
             self._bar.stop()
 
-    return Bar()
+    return Bar(stream)
 
 
 def show(section: Section, stream: TextIO) -> None:
