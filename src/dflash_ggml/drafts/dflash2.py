@@ -56,17 +56,6 @@ class Selector:
                 shapes[f"blk.{i}.{part}_conv_proj.weight"] = (n_embd, dynamic)
         return shapes
 
-    def check(self, file: KeyedFile, n_embd: int) -> None:
-        """Refuse groups that do not divide the width.
-
-        Raises:
-            ModelFileError: They do not.
-        """
-        if n_embd % self.group:
-            raise file.error(
-                f"convolution groups of {self.group} channels do not divide the hidden size {n_embd}"
-            )
-
 
 def read_selector(file: KeyedFile, prefix: str, scale_key: str, cap_key: str) -> Selector:
     """Read the sizes of a selector and of its convolutions.

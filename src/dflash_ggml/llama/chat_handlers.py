@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ..errors import ConfigError
 from ..text.chat_formats import CHATML, FORMATS
 from .formatter import ChatFormatter, TemplateHandler, chat_formatter_to_chat_completion_handler
+from .internals import absent
 
 # llama-cpp-python's handlers of vision models
 VISION_HANDLERS = """Llava15 Llava16 MTMD Gemma4 Obsidian Moondream NanoLlava Llama3VisionAlpha MiniCPMv26
@@ -137,19 +138,7 @@ def guess_chat_format_from_gguf_metadata(metadata: dict[str, str]) -> str | None
     return next((name for name, known in FORMATS.items() if known.template == source), None)
 
 
-def _refused(name: str) -> type:
-    """A class whose construction raises an explanation."""
-
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ConfigError(
-            f"{name}: there is no image encoder here; leave chat_handler and clip_model_path away, "
-            "images then become a line of text"
-        )
-
-    doc = "A handler for pictures; cannot be constructed: this engine reads text only."
-    return type(name, (), {"__init__": refuse, "from_pretrained": staticmethod(refuse), "__doc__": doc})
-
-
+_NO_PICTURES = "there is no image encoder here; leave chat_handler and clip_model_path away, images then become a line of text"
 _VISION = [f"{name}ChatHandler" for name in VISION_HANDLERS.split()]
-VISION: dict[str, type] = {name: _refused(name) for name in _VISION}
+VISION: dict[str, type] = {name: absent(name, _NO_PICTURES) for name in _VISION}
 VISION["Llama3VisionAlpha"] = VISION["Llama3VisionAlphaChatHandler"]

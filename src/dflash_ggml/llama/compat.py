@@ -56,7 +56,7 @@ _TYPES = {n: value for n, value in vars(llama_types).items() if n[0].isupper() a
 _INTERNALS = {
     **{kind.__name__: kind for kind in (LlamaModel, LlamaContext, LlamaSampler, LlamaBatch)},
     **_of(internals, "LlamaSamplingParams normalize_embedding"),
-    **{name: internals.absent(name, advice) for name, advice in internals.ABSENT.items()},
+    **{name: internals.absent(name, why) for name, why in internals.ABSENT.items()},
 }
 _TEMPLATES = {"CHATML": "chatml", "LLAMA3_INSTRUCT": "llama-3"}
 _TEMPLATES |= dict.fromkeys(("MISTRAL_INSTRUCT", "MIXTRAL_INSTRUCT"), "mistral-instruct")

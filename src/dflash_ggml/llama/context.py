@@ -99,10 +99,7 @@ class LlamaContext:
         self.ctx = self.memory = handle_for(self)
         model.contexts.add(self)
 
-    @staticmethod
-    def default_params() -> SimpleNamespace:
-        """As llama_context_default_params."""
-        return llama_context_default_params()
+    default_params = staticmethod(llama_context_default_params)
 
     @property
     def engine(self) -> Engine:

@@ -20,11 +20,11 @@ GGML_LOG_LEVEL_TO_LOGGING_LEVEL = dict(
     enumerate((logging.CRITICAL, logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG, logging.DEBUG))
 )
 
-# wrappers of libllama's objects without counterpart here, with advice
+# wrappers of libllama's objects without counterpart here, with reason and advice
 ABSENT = {
-    "CustomSampler": "pass a logits_processor",
-    "LlamaSamplingContext": "pass the sampling keywords to Llama's methods",
-    "LlamaTokenDataArray": "pass a logits_processor, which sees the whole row",
+    "CustomSampler": "there is no libllama here; pass a logits_processor",
+    "LlamaSamplingContext": "there is no libllama here; pass the sampling keywords to Llama's methods",
+    "LlamaTokenDataArray": "there is no libllama here; pass a logits_processor, which sees the whole row",
 }
 
 
@@ -87,10 +87,11 @@ class Singleton(metaclass=MetaSingleton):
     """A base for classes of which there is one object."""
 
 
-def absent(name: str, advice: str) -> type:
-    """A class that cannot be constructed, and says why."""
+def absent(name: str, why: str) -> type:
+    """A class whose construction, also by `from_pretrained`, raises an explanation."""
 
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise ConfigError(f"{name}: there is no libllama here; {advice}")
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(f"{name}: {why}")
 
-    return type(name, (), {"__init__": refuse, "__doc__": "Cannot be constructed: there is no libllama."})
+    doc = f"Cannot be constructed: {why}."
+    return type(name, (), {"__init__": refuse, "from_pretrained": staticmethod(refuse), "__doc__": doc})

@@ -14,6 +14,7 @@ from typing import Any
 from ...ggml.bindings import Tensor
 from ...ggml.device import I32, Device
 from ...ggml.graph import Graph, packed
+from ...models.feed_forward import gated_layer
 from ...state import range_mask
 from ...state.context import Context
 from ...state.kv import LayerCache, under
@@ -162,9 +163,7 @@ def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Gra
         x = g.add(around(g.mul_mat(w[name + "attn_output.weight"], g.reshape(o, d * heads, n)), 1), x)
         y = g.rms_norm(x, p.rms_eps, w[name + "ffn_norm.weight"])
         around = Convolution(g, w, p.selector, name + "ffn", y, zeros) if p.selector else _identity
-        y = around(y, 0)
-        y = g.swiglu(g.mul_mat(w[name + "ffn_gate.weight"], y), g.mul_mat(w[name + "ffn_up.weight"], y))
-        x = g.add(around(g.mul_mat(w[name + "ffn_down.weight"], y), 1), x)
+        x = g.add(around(gated_layer(g, w, name, around(y, 0)), 1), x)
     if p.first_row:  # row 0 is the known pending token: only the masked rows need the head
         width, step = x.ne[0], x.nb[1]
         if seqs > 1:

@@ -13,7 +13,9 @@ from ...files.pairs import ModelName, find_pair
 from ...files.safetensors import SafetensorsFile
 from ...ggml.operations import Yarn
 from ...models.checks import in_range
+from ...models.feed_forward import Dense
 from ...models.target import Target
+from ...models.tensors import attention_tensors
 from ..dflash2 import Selector
 from ..dspark import TO_TARGET, Markov
 
@@ -75,7 +77,7 @@ class DraftParams:
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Normalised name -> shape (ggml order) of every tensor that the graph uses."""
-        d, q, kv = self.n_embd, self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        d = self.n_embd
         shapes: dict[str, tuple[int, ...]] = {
             "fc.weight": (len(self.taps) * d, d),
             "enc.output_norm.weight": (d,),
@@ -83,23 +85,12 @@ class DraftParams:
         }
         if self.normed_taps:
             shapes[TAP_NORMS] = (d, len(self.taps))
-        layer = {
-            "attn_norm": (d,),
-            "attn_q": (d, q),
-            "attn_k": (d, kv),
-            "attn_v": (d, kv),
-            "attn_output": (q, d),
-            "attn_q_norm": (self.head_dim,),
-            "attn_k_norm": (self.head_dim,),
-            "ffn_norm": (d,),
-            "ffn_gate": (d, self.n_ff),
-            "ffn_up": (d, self.n_ff),
-            "ffn_down": (self.n_ff, d),
-        }
+        layer = attention_tensors(d, self.n_heads, self.n_kv_heads, self.head_dim)
+        layer |= Dense(d, self.n_ff).tensors() | {"attn_norm.weight": (d,), "ffn_norm.weight": (d,)}
         if self.gated:
-            layer[OUTPUT_GATE] = (d, self.n_heads)
+            layer[f"{OUTPUT_GATE}.weight"] = (d, self.n_heads)
         for i in range(self.n_layers):
-            shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
+            shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
         n_vocab = self.n_vocab or 0
         n_draft = self.n_draft_vocab or n_vocab
         shapes |= {name: (d, n_draft if name == HEAD else n_vocab) for name in self.own}
@@ -176,7 +167,10 @@ def check_params(source: GGUFFile | SafetensorsFile, p: DraftParams) -> None:
     if p.n_rot is not None and p.n_rot not in range(2, p.head_dim + 1, 2):
         raise error(f"{p.n_rot} rotated dimensions should be even and within a head of {p.head_dim}")
     if p.selector is not None:
-        p.selector.check(source, p.n_embd)
+        if p.n_embd % p.selector.group:
+            raise error(
+                f"convolution groups of {p.selector.group} channels do not divide the hidden size {p.n_embd}"
+            )
         if p.n_draft_vocab is not None:
             raise error(
                 f"tensor {TO_TARGET!r}: a DFlash2 draft with a vocabulary of its own is not supported"
