@@ -38,10 +38,6 @@ class Statistics:
         return self.emitted / self.passes if self.passes else 0.0
 
 
-def _never(token: int) -> bool:
-    return False
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A sequence: its tokens, the generation that goes on with them, and where the device keeps its state.
@@ -82,7 +78,7 @@ class Sequence:
     budget: int = 0
     chain_seed: bool = False
     limit: int = 0
-    ends: Callable[[int], bool] = _never
+    ends: Callable[[int], bool] = lambda token: False
     forced: list[int] = field(default_factory=list)
     lookup: Any = None
     keep_logits: bool = False

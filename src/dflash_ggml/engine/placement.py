@@ -6,7 +6,7 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -65,7 +65,7 @@ def as_computed(target: Target, file: GGUFFile, device: Device) -> Target:
     name = target.embedding_name
     info = file.tensors[name]
     if target.tied_head and has_matmul_layout(device, Source(info.type, info.shape, file.data(name))):
-        return target.untied()
+        return replace(target, tied_head=False)
     return target
 
 

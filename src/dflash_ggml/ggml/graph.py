@@ -246,18 +246,9 @@ class Graph(Operations):
         return self._workspace is not None and self._generation == self._workspace.generation
 
     @property
-    def is_warm(self) -> bool:
-        """Whether the last run's time is representative."""
-        return self.runs > self._cold_runs
-
-    @property
     def is_cold(self) -> bool:
         """Whether the next run takes longer than usual: the first touches memory, and a GPU captures one of the next two."""
-        return self.runs < self._cold_runs
-
-    @property
-    def _cold_runs(self) -> int:
-        return 3 if self.device.is_gpu else 2
+        return self.runs < (3 if self.device.is_gpu else 2)
 
     @property
     def n_nodes(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..errors import ConfigError
@@ -159,10 +159,6 @@ class Target(ABC):
         raise ConfigError(
             "split_mode tensor: only dense Qwen3.5 targets can be shared so; share whole layers (-sm layer)"
         )
-
-    def untied(self) -> Target:
-        """The same target with a copy of the embedding as output matrix."""
-        return replace(self, tied_head=False)
 
     @property
     def embedding_name(self) -> str:

@@ -137,6 +137,9 @@ class KvCache(Stored):
         n_rows: Rows of each layer.
         sides: The side of each layer; empty if all are on `device`.
 
+    Attributes:
+        slices: Keys and values of each layer in order, [elements stored of a row, n_rows] each.
+
     Raises:
         DeviceError: The rows do not fit.
     """
@@ -153,7 +156,7 @@ class KvCache(Stored):
         ]
         self.wholes: list = []
         # keys and values of layer 0, of layer 1, ...: stored tensors, and views with the layers' row elements
-        self._slices: list = [None] * len(kinds)
+        self.slices: list = [None] * len(kinds)
         self._rows: list = [None] * len(kinds)
         self._stores: list[Store] = []
         self._on = [device.sides[side] for side in sides] or [device] * len(self.layers)
@@ -172,7 +175,7 @@ class KvCache(Stored):
             for whole, of in zip(wholes, members):
                 for at, i in enumerate(of):
                     (type_of, row, _), offset = kinds[i], at * whole.nb[2]
-                    self._slices[i] = store.rows_as(whole, type_of, offset, stored_row(type_of, row), n_rows)
+                    self.slices[i] = store.rows_as(whole, type_of, offset, stored_row(type_of, row), n_rows)
                     self._rows[i] = store.rows_as(whole, type_of, offset, row, n_rows)
             dims = [layer.head_dim for layer, on in zip(self.layers, self._on) if on is by]
             self._rotations[by] = rotations = Rotations(by, dims, type_)
@@ -184,12 +187,7 @@ class KvCache(Stored):
         rotations = self._rotations[self._on[layer]]
         return LayerCache(keys, values, rotations.of(self.layers[layer].head_dim))
 
-    @property
-    def slices(self) -> list[Tensor]:
-        """Keys and values of each layer in order, [elements stored of a row, n_rows] each."""
-        return list(self._slices)
-
     def close(self) -> None:
         """Free the memory."""
         super().close()
-        self.wholes, self._slices, self._rows = [], [], []
+        self.wholes, self.slices, self._rows = [], [], []

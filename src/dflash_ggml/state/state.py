@@ -138,15 +138,11 @@ class TargetState:
         return self.spec.kind_index[self._number(layer)]
 
     def cache(self, layer: int) -> LayerCache:
-        """Keys and values of an attention layer."""
-        ring = self.ring(layer)
-        return (self.kv if ring is None else ring.cache).layer(self._kind_index(layer))
-
-    def ring(self, layer: int) -> Ring | None:
-        """The ring of an attention layer, None for full attention."""
+        """Keys and values of an attention layer: in a ring if it has a window."""
         of = self.spec.layers[self._number(layer)]
         assert isinstance(of, KvLayer)
-        return None if of.window is None else self.rings[self.spec.windows.index(of.window)]
+        whole = self.kv if of.window is None else self.rings[self.spec.windows.index(of.window)].cache
+        return whole.layer(self._kind_index(layer))
 
     @property
     def caches(self) -> list[tuple[str, KvCache]]:
@@ -224,7 +220,7 @@ class TargetState:
             self.mailboxes.close()
 
 
-class LayerStates:
+class LayerStates(Stored):
     """Conv windows and delta-net states of the recurrent layers on one device, and the buffers from a tree to its commit.
 
     Attributes:
@@ -239,6 +235,7 @@ class LayerStates:
         conv, delta = layers[0].conv, layers[0].delta
         self.live = Store(device, 2 + 2 * n + 2 * n_states)
         self.tree = Store(device, 2)
+        self._stores = self.live, self.tree
         window, state = (conv.kernel - 1, conv.channels), (delta.dim, delta.dim, delta.v_heads)
         self.windows = self.live.tensor(F32, *window, n * n_states, name="conv windows")
         self.deltas = self.live.tensor(F32, *state, n * n_states, name="delta states")
@@ -267,11 +264,6 @@ class LayerStates:
         windows = g.view(self.windows, (k, c, n, layers), (4 * k, layers * a_window, a_window))
         shape = s, a_delta // (4 * s), n, layers
         return windows, g.view(self.deltas, shape, (4 * s, layers * a_delta, a_delta))
-
-    def close(self) -> None:
-        """Free the memory."""
-        self.live.close()
-        self.tree.close()
 
 
 def state_parts(
