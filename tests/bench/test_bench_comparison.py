@@ -98,7 +98,7 @@ def test_an_endless_job_goes_on_behind_the_end(endless: bool) -> None:
 
     found = bench(["hello"])
     job = replace(never_slower_jobs(found)[0], endless=endless, n=40)
-    done = decode(found._slot, job, lambda: False)
+    done = decode(found.slot, job, lambda: False)
     assert (done.n == 40 and done.finish == "length") is endless
     assert sum(u.steps for u in done.uses) == done.steps and sum(u.tokens for u in done.uses) == done.n - 1
 
