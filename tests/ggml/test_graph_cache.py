@@ -60,6 +60,6 @@ def test_graphs_are_cold_until_they_have_run_a_few_times(device):
     found = []
     for _ in range(4):
         run(device, cache, 8)
-        found.append(cache.cold)
-    assert found == [1, 2, 2, 2]
+        found.append((cache.cold, dict(cache)[8].is_cold))
+    assert found == [(1, True), (2, False), (2, False), (2, False)]
     cache.clear()
