@@ -44,7 +44,7 @@ def toy_server() -> Iterator[tuple[str, FakeEngine]]:
         wait_until(lambda: made.worker.ready)
         yield f"http://127.0.0.1:{port}", engine
         wait_until(lambda: made.worker.running == 0 and made.worker.waiting == 0)
-        wait_until(lambda: session.scheduler.counts == {"running": 0, "waiting": 0})
+        wait_until(lambda: not session.scheduler.running and not session.scheduler.waiting)
 
 
 def test_a_load_with_disconnects(tool: Any) -> None:
