@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dflash_ggml.errors import DeviceError
 from dflash_ggml.ggml import device as devices
 from dflash_ggml.ggml import graph as ggml
+from dflash_ggml.ggml.bindings import Tensor
 from dflash_ggml.ggml.device import F16, F32, I32, Device, Pinned
 from dflash_ggml.ggml.graph import Graph, packed
 from dflash_ggml.ggml.store import Store, Workspace
@@ -93,39 +95,49 @@ def test_a_graph_that_does_not_fit_is_a_device_error(monkeypatch: pytest.MonkeyP
     device.close()
 
 
-def test_reads_through_pinned_memory_are_copies() -> None:
+@pytest.fixture
+def pinned_device() -> Iterator[Device]:
+    """A CPU with 128 bytes of pinned memory, which it would not have."""
     device = Device.cpu(1)
     assert not len(device._pinned.array), "the CPU needs none"
-    device._pinned = Pinned(device.buffer_type, 64)
-    store = Store(device, 1)
-    t = store.tensor(I32, 40)
-    store.allocate()
-    values = np.arange(40, dtype=np.int32)
-    device.write(t, values)
-    first = device.read(t, 16)
-    np.testing.assert_array_equal(device.read(t, 5, offset=12), values[3:8])
-    np.testing.assert_array_equal(device.read(t), values)
-    np.testing.assert_array_equal(first, values[:16])
-    store.close()
+    device._pinned = Pinned(device.buffer_type, 128)
+    yield device
     device.close()
 
 
-def test_arrays_of_all_sizes_are_read_through_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_PINNED", 64)
-    device = Device.cpu(1)
-    device._pinned = Pinned(device.buffer_type, 128)
-    store = Store(device, 1)
+@pytest.fixture
+def stored(pinned_device: Device) -> Iterator[tuple[Tensor, np.ndarray]]:
+    """A tensor on it, and its values."""
+    store = Store(pinned_device, 1)
     t = store.tensor(I32, 400)
     store.allocate()
     values = np.arange(400, dtype=np.int32)
-    device.write(t, values)
+    pinned_device.write(t, values)
+    yield t, values
+    store.close()
+
+
+def test_reads_through_pinned_memory_are_copies(
+    pinned_device: Device, stored: tuple[Tensor, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_PINNED", 64)
+    t, values = stored
+    first = pinned_device.read(t, 16)
+    np.testing.assert_array_equal(pinned_device.read(t, 5, offset=12), values[3:8])
+    np.testing.assert_array_equal(pinned_device.read(t), values)
+    np.testing.assert_array_equal(first, values[:16])
+
+
+def test_arrays_of_all_sizes_are_read_through_two_halves(
+    pinned_device: Device, stored: tuple[Tensor, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_PINNED", 64)
+    t, values = stored
     rng = np.random.default_rng(1)
     firsts, counts = rng.integers(0, 350, 60), rng.integers(0, 25, 60)
     found = [np.empty(8 * n, np.uint8) for n in counts]
-    device.read_pieces(
+    pinned_device.read_pieces(
         ([(t, 4 * at, 4 * n)] * 2, out) for at, n, out in zip(firsts.tolist(), counts.tolist(), found)
     )
     for at, n, out in zip(firsts, counts, found):
         np.testing.assert_array_equal(out.view(np.int32), np.tile(values[at : at + n], 2))
-    store.close()
-    device.close()

@@ -210,7 +210,7 @@ class Buffers:
                     return
             try:
                 memory = np.empty(size, np.uint8)
-            except MemoryError:  # whoever needs it will be told
+            except MemoryError:  # taking a buffer raises it again
                 self.keep({}, 0)
                 continue
             memory[:: mmap.PAGESIZE] = 0  # releases the interpreter's lock
