@@ -14,8 +14,8 @@ import pytest
 
 from dflash_ggml.cli.arguments import file_metadata
 from dflash_ggml.cli.repl import Conversation
-from dflash_ggml.cli.sampling_options import add_sampling_options, sampling_params
-from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams, token_bias
+from dflash_ggml.cli.sampling_options import ABOUT, add_sampling_options, sampling_params, token_bias
+from dflash_ggml.decode.sampling_params import OPTIONS, SamplingParams
 from dflash_ggml.llama.llama import Llama
 from dflash_ggml.llama.requests import SAMPLING_OPTIONS
 from dflash_ggml.server.schema import SamplingFields
@@ -50,7 +50,7 @@ def parsed(*flags: str) -> SamplingParams:
 
 
 def test_the_cases_are_all_fields() -> None:
-    assert list(CASES) == FIELDS == list(OPTIONS)
+    assert list(CASES) == FIELDS == list(OPTIONS) == list(ABOUT)
 
 
 @pytest.mark.parametrize("name", FIELDS)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..decode.sampling_params import OPTIONS, SamplingParams
+from ..decode.sampling_params import SamplingParams
 from ..errors import ConfigError, ContextOverflowError, DflashError
 from ..session.answer import Answer
 from ..session.events import Usage
 from ..session.requests import ChatRequest
 from ..session.session import Session, run_chat
 from .chat_options import THINKING
+from .sampling_options import ABOUT, parse_option
 from .wording import count
 from .writer import Writer, write_answer
 
@@ -220,19 +221,18 @@ class Conversation:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         value = value.strip()
-        if name and name not in (*OPTIONS, "max_tokens"):
-            raise ConfigError(f"/set NAME VALUE, where NAME is one of max_tokens, {', '.join(OPTIONS)}")
+        known = {"max_tokens": "longest answer", **ABOUT}
+        if name and name not in known:
+            raise ConfigError(f"/set NAME VALUE, where NAME is one of {', '.join(known)}")
         if not name:
-            width = max(map(len, OPTIONS))
-            rows = [f"{n:{width}}  {self._shown(n):<8} {option.help}" for n, option in OPTIONS.items()]
-            rows.append(f"{'max_tokens':{width}}  {self._shown('max_tokens'):<8} longest answer")
-            self.note("\n".join(rows))
+            width = max(map(len, known))
+            self.note("\n".join(f"{n:{width}}  {self._shown(n):<8} {about}" for n, about in known.items()))
             return
         if value and name == "max_tokens":
             self._set_limit(value)
         elif value:
             try:
-                number = OPTIONS[name].parse(value)
+                number = parse_option(name, value)
             except ValueError:
                 raise ConfigError(f"{name}: {value!r} is not a number of its kind") from None
             changed = replace(self.sampling, **{name: number})

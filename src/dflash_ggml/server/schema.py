@@ -42,6 +42,8 @@ Tokens = Annotated[TokenList, Field(min_length=1)]
 Texts = str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, fail_fast=True)]
 LogitPair = Annotated[list[Any], Field(min_length=2, max_length=2)]
 Encode = Callable[[str], list[int]]
+# the names of options in requests, where they are not the field's own
+_BY_FIELD = {"penalty_last_n": "repeat_last_n", "mirostat_mode": "mirostat"}
 
 
 class Body(BaseModel):
@@ -103,7 +105,7 @@ class SamplingFields(Body):
 
     def sampling(self, defaults: SamplingParams, encode: Encode | None = None) -> SamplingParams:
         """The sampler's options: the given fields, else the server's defaults. encode: see `arguments`."""
-        given = {name: getattr(self, option.request or name) for name, option in OPTIONS.items()}
+        given = {name: getattr(self, _BY_FIELD.get(name, name)) for name in OPTIONS}
         if self.seed == -1:
             given["seed"] = None
         if self.logit_bias is not None:
