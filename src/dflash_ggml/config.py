@@ -139,19 +139,20 @@ class EngineConfig:
             ("mode", get_args(Mode)),
             *((name, get_args(CacheType)) for name in ("type_k", "type_v", "draft_type_k", "draft_type_v")),
             ("calibrate", get_args(Calibrate)),
+            ("split_mode", get_args(SplitMode)),
+            ("draft_type", get_args(DraftType)),
         ):
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is none of {', '.join(allowed)}")
-        if self.split_mode is not None and self.split_mode not in get_args(SplitMode):
-            raise ConfigError(f"split_mode: {self.split_mode!r} is none of {', '.join(get_args(SplitMode))}")
+            value = getattr(self, name)
+            if name in ("split_mode", "draft_type") and value is None:
+                continue
+            if value not in allowed:
+                raise ConfigError(f"{name}: {value!r} is none of {', '.join(allowed)}")
         if any(not 0 <= part < float("inf") for part in self.tensor_split or ()):
             raise ConfigError(f"tensor_split: {self.tensor_split} has parts that are none")
         if self.gpu_memory is not None and self.gpu_memory <= 0:
             raise ConfigError(f"gpu_memory: {self.gpu_memory} is not above 0")
         if self.prompt_keep is not None and not 0 < self.prompt_keep <= 1:
             raise ConfigError(f"prompt_keep: expected more than 0 and at most 1, got {self.prompt_keep}")
-        if self.draft_type is not None and self.draft_type not in get_args(DraftType):
-            raise ConfigError(f"draft_type: {self.draft_type!r} is none of {', '.join(get_args(DraftType))}")
         unknown = [name for name in self.spec or () if name not in SOURCES]
         if unknown:
             raise ConfigError(f"spec: {unknown[0]!r} is none of {', '.join(SOURCES)}")
