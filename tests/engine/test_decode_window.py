@@ -11,7 +11,7 @@ from dflash_ggml.config import EngineConfig
 from dflash_ggml.decode.sampling import Sampler, SamplingParams
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.errors import ConfigError
-from dflash_ggml.state.mask import ResidentMask
+from dflash_ggml.state.mask import HIDDEN, ResidentMask
 from dflash_ggml.state.memory import GRAPHS
 from dflash_ggml.state.window import SINKS, DecodeWindow
 from reference.engine_kit import Solo, verify
@@ -72,15 +72,15 @@ def test_it_hides_what_a_mask_would(toy_pair, n_prompt, first_row, types):
         passes.window, mask = None, passes.tree_mask
         passes.graphs.clear()
         for node in range(8):
-            held = np.ones(passes.n_rows, bool)
-            held[first_row + SINKS : max(first_row + n_prompt + int(depths[node]) - WINDOW + 1, 0)] = False
-            mask.forget()
-            passes.tree_mask.fill = lambda *args, held=held, **options: ResidentMask.fill(
-                mask, *args, held, **options
-            )
+            hidden = range(first_row + SINKS, first_row + n_prompt + int(depths[node]) - WINDOW + 1)
+
+            def write(out, first, start, own, hidden=hidden):
+                ResidentMask._write(mask, out, first, start, own)
+                out[max(hidden.start - first, 0) : max(hidden.stop - first, 0)] = HIDDEN
+
+            mask._write, mask._unwritten = write, True
             graph = verify(engine, tree)
             np.testing.assert_allclose(windowed[node], passes.logits_row(graph, node), atol=1e-4)
-        del passes.tree_mask.fill
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 90])

@@ -192,11 +192,9 @@ class CachedDrafter(Drafter):
         held: Bool, which cache rows hold what was computed for a token.
     """
 
-    held: NDArray[np.bool_]
-
-    @abstractmethod
-    def forget(self, sequence: Sequence, is_start: bool) -> None:
-        """Drop what else depends on the held rows, which have changed; is_start: none are held."""
+    def __init__(self, n_rows: int) -> None:
+        self._held_bytes = bytearray(n_rows)
+        self.held = np.frombuffer(self._held_bytes, bool)
 
     def reset(self, sequence: Sequence) -> None:
         self.restore_seen(sequence, np.zeros(0, bool))
@@ -208,12 +206,12 @@ class CachedDrafter(Drafter):
         held = self.held[sequence.cache_rows]
         held[: len(seen)] = seen
         held[len(seen) :] = False
-        self.forget(sequence, len(seen) == 0)
 
     def known_from(self, sequence: Sequence) -> int:
         """The position from which on it has seen all tokens."""
-        missing = np.flatnonzero(~self.held[sequence.cache_rows][: sequence.n_tokens])
-        return int(missing[-1]) + 1 if len(missing) else 0
+        first = sequence.first_row
+        # numpy would copy: a step's time must not grow with its context
+        return max(self._held_bytes.rfind(0, first, first + sequence.n_tokens) + 1 - first, 0)
 
 
 def batch_bucket(n: int) -> int:

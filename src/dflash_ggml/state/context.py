@@ -1,4 +1,4 @@
-"""A draft's state of a sequence: keys and values of its attention layers, and the masks over them.
+"""A draft's state of a sequence: keys and values of its attention layers, and the rows that a block's columns see.
 
 A layer with full attention has a row per token. A window layer has a ring: the token at position p is in row p % size,
 so a window of 2,048 costs 2,304 rows at any context length (docs/decisions/0008).
@@ -6,8 +6,7 @@ so a window of 2,048 costs 2,304 rows at any context length (docs/decisions/0008
 A ring holds committed tokens and the current drafted block, whose rows the next pass overwrites: rejecting it costs
 nothing. `ring_rows` makes it large enough that visible rows are not overwritten. Every state index has its own ring.
 
-A pass of one sequence with state index 0 uses masks that stay on the device (ResidentMask); a batch specifies for each
-column the rows that it sees: one range or, around the end of a ring, two.
+A pass specifies for each column the rows that it sees: one range or, around the end of a ring, two.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from numpy.typing import NDArray
 
 from ..ggml.bindings import Tensor
 from ..ggml.device import Device
-from ..ggml.graph import Graph
 from .kv import KvCache, LayerCache, kv_bucket
 from .kv_type import KvType
-from .mask import ResidentMask
 from .memory import padded
 from .spec import KvLayer, StateSpec
 
@@ -32,14 +29,13 @@ Ints = int | NDArray[np.int32]
 def ring_rows(window: int | None, block: int, n_rows: int) -> int:
     """Rows for layers with this window in a context of `n_rows`, for passes of up to `block` columns.
 
-    The first column of a block at position p sees back to p - window + 1, its last one lies at p + block - 1: window - 1 + block
-    rows would hold both. Another block of them lets a mask be rewritten around the last two starts at once (see ResidentMask).
+    The first column of a block at position p sees back to p - window + 1, its last one lies at p + block - 1.
     """
-    return n_rows if window is None else min(padded(window + 2 * block, 256), n_rows)
+    return n_rows if window is None else min(padded(window - 1 + block, 256), n_rows)
 
 
 class ContextRows:
-    """Layers with the same window: their K/V, the mask over it, and the cache row of each position.
+    """Layers with the same window: their K/V, and the cache row of each position.
 
     Position p of a sequence is in row first + p, or in the ring of its state index. `block` spare rows follow, which are never
     read, since appends have a fixed width.
@@ -57,12 +53,11 @@ class ContextRows:
         block: int,
         n_states: int,
     ) -> None:
-        self.window, self.block = layers[0].window, block
+        self.window, self._is_gpu = layers[0].window, device.is_gpu
         self.n_rows = ring_rows(self.window, block, n_rows)  # of a ring, or of all sequences
         self.is_ring = self.n_rows < n_rows
         self.end = self.n_rows * (n_states if self.is_ring else 1)
         self.cache = KvCache(device, layers, kv_type, self.end + block)
-        self.mask = ResidentMask(device, block, block, self.n_rows, self.window, self.is_ring)
         self._spare = self.end + np.arange(block, dtype=np.int32)
 
     def rows(self, first: int, state_index: int, start: int, end: int) -> NDArray[np.int32]:
@@ -83,7 +78,7 @@ class ContextRows:
         """Rows that a graph must read for a block that ends before position `end`."""
         if self.is_ring and state_index:
             return (state_index + 1) * self.n_rows
-        return min(kv_bucket(end if self.is_ring else first + end, self.mask.device.is_gpu), self.n_rows)
+        return min(kv_bucket(end if self.is_ring else first + end, self._is_gpu), self.n_rows)
 
     @property
     def pieces(self) -> int:
@@ -121,29 +116,9 @@ class ContextRows:
         )
         return found
 
-    def fill_mask(
-        self,
-        graph: Graph,
-        name: str,
-        first: int,
-        start: int,
-        seen_by: NDArray[np.uint8],
-        held: NDArray[np.bool_],
-    ) -> None:
-        """Set the mask's inputs for a block from position `start` on.
-
-        Args:
-            held: Bool, cache rows that hold a token's context.
-        """
-        n_kv = self.used(first, 0, start + len(seen_by))
-        if self.is_ring:
-            self.mask.fill(graph, name, n_kv, start, seen_by, held[first:])
-        else:
-            self.mask.fill(graph, name, n_kv, first + start, seen_by, held, first)
-
 
 class Context:
-    """K/V and masks of all layers of a draft.
+    """K/V of all layers of a draft.
 
     Attributes:
         groups: The layers by window, those without a window first.
@@ -188,35 +163,27 @@ class Context:
             for t in group.cache.slices
         ]
 
-    def forget_masks(self) -> None:
-        """Rewrite all masks before the next pass, since other rows are valid now."""
-        for group in self.groups:
-            group.mask.forget()
-
     @property
-    def nbytes(self) -> tuple[int, int]:
-        """Bytes of K/V and of masks."""
-        groups = self.groups
-        return sum(group.cache.nbytes for group in groups), sum(group.mask.nbytes for group in groups)
+    def nbytes(self) -> int:
+        """Bytes of K/V."""
+        return sum(group.cache.nbytes for group in self.groups)
 
     def close(self) -> None:
         """Free the memory."""
         for group in self.groups:
             group.cache.close()
-            group.mask.close()
 
 
 def context_bytes(
     layers: Sequence[KvLayer], kv_type: KvType, n_rows: int, block: int, n_states: int = 1
-) -> tuple[int, int]:
-    """Bytes of K/V and of masks that a `Context` of these arguments takes."""
-    kv = masks = 0
+) -> int:
+    """Bytes of K/V that a `Context` of these arguments takes."""
+    found = 0
     for of in _groups(layers):
         members = tuple(layers[i] for i in of)
         rows = ring_rows(members[0].window, block, n_rows)
-        kv += StateSpec(members).kv_bytes(rows * (n_states if rows < n_rows else 1) + block, kv_type)
-        masks += 2 * block * rows
-    return kv, masks
+        found += StateSpec(members).kv_bytes(rows * (n_states if rows < n_rows else 1) + block, kv_type)
+    return found
 
 
 def _groups(layers: Iterable[KvLayer]) -> list[list[int]]:

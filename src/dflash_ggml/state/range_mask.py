@@ -1,7 +1,7 @@
-"""Attention of drafted blocks of several sequences: for each column, the ranges of rows that it sees.
+"""Attention of drafted blocks of one or many sequences: for each column, the ranges of rows that it sees.
 
-A ResidentMask would not help: the columns belong to different sequences every time, so all of it changes. The mask is
-computed on the device from the ranges.
+The mask is computed on the device from the ranges. One that stays there, as for a lone tree (ResidentMask), would not help: the
+columns belong to different sequences every time.
 """
 
 from __future__ import annotations

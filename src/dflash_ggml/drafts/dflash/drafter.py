@@ -58,6 +58,7 @@ class DFlashDrafter(CachedDrafter):
         n_rows: int,
         to_target: NDArray[np.int32] | None = None,
     ) -> None:
+        super().__init__(n_rows)
         self.host, self.device, self.params, self.weights = host, host.device, p, weights
         self.block, self.depth, self.taps = p.block_size, p.depth, p.taps
         self.name, self.to_target = kind_of(p), to_target
@@ -74,18 +75,12 @@ class DFlashDrafter(CachedDrafter):
             head_scale=None if HEAD in weights else shared.get(head.replace(".weight", ".scale")),
             candidates=candidates,
         )
-        self.held = np.zeros(n_rows, bool)
         self.graphs = host.graphs
         self._is_narrow = self.device.is_gpu and any(is_quantised(t.type) for t in weights.values())
         self._steps = np.arange(self.block, dtype=np.int32)
-        every = np.ones((self.block, self.block), bool)
-        # bits of the block's columns that see each column, per group of the context
+        # whether a block's columns see no later ones, per group of the context
         self._causal = [
             p.causal_full if group.window is None else p.causal_window for group in self.context.groups
-        ]
-        self._seen_by = [
-            np.packbits(np.triu(every) if is_causal else every, axis=1, bitorder="little")
-            for is_causal in self._causal
         ]
 
     # ---- memory
@@ -100,8 +95,7 @@ class DFlashDrafter(CachedDrafter):
 
     @property
     def nbytes(self) -> dict[str, int]:
-        kv, masks = self.context.nbytes
-        return {"draft weights": self.weights.nbytes, "draft K/V": kv, "draft masks": masks}
+        return {"draft weights": self.weights.nbytes, "draft K/V": self.context.nbytes}
 
     def close(self) -> None:
         self.graphs.clear()
@@ -114,36 +108,9 @@ class DFlashDrafter(CachedDrafter):
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
         """Propose a block for each sequence: the pending token and mask tokens, at the positions after the committed ones."""
-        if len(sequences) == 1 and not sequences[0].state_index:
-            return list(self._single(sequences[0], depth))
         most = self._most_blocks(self._columns(depth))
         passes = (sequences[at : at + most] for at in range(0, len(sequences), most))
         return [found for part in passes for found in self._batch(part, depth)]
-
-    def _single(self, sequence: Sequence, depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
-        """The block of a lone sequence with state index 0, whose graph takes masks instead of ranges."""
-        p, block = self.params, self._columns(depth)
-        if len(sequence.unseen) > block:
-            self._take_in(sequence, len(sequence.unseen) - block)
-        groups = self.context.groups
-        first, start = sequence.first_row, sequence.n_tokens
-        n_kv = tuple(group.used(first, 0, start + block) for group in groups)
-        graph = self.graphs.get(
-            ("draft", self.name, n_kv, block), lambda: draft_graph(self.parts, n_kv, block)
-        )
-        ints = graph.inputs["ints"].array.reshape(-1, block)
-        self._fill_context(ints[0], ints[1], list(ints[4::2]), [(sequence, sequence.unseen, start)])
-        ints[2] = 0 if p.has_mask_vector else p.mask_id
-        ints[2, 0] = sequence.pending
-        np.add(self._steps[:block], start, ints[3])
-        for i, (group, seen_by) in enumerate(zip(groups, self._seen_by)):
-            ints[5 + 2 * i] = group.rows(first, 0, start, start + block)
-            group.fill_mask(graph, f"mask{i}", first, start, seen_by[:block], self.held)
-        graph.run()
-        for group in groups:
-            group.mask.ran()
-        sequence.unseen = ()
-        return self._read(graph, block)
 
     def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
         """A block per sequence in one pass; padding blocks are not read."""
@@ -158,7 +125,7 @@ class DFlashDrafter(CachedDrafter):
         # shared rows are read up to the last one in use, rings up to the last ring in use
         n_kv = tuple(group.used(end - longest, state_index, longest + block) for group in groups)
         graph = self.graphs.get(
-            ("drafts", self.name, n_kv, block, n), lambda: draft_graph(self.parts, n_kv, block, n)
+            ("draft", self.name, n_kv, block, n), lambda: draft_graph(self.parts, n_kv, block, n)
         )
         ints = graph.inputs["ints"].array.reshape(-1, n * block)
         self._fill_context(ints[0], ints[1], list(ints[4::2]), [(s, s.unseen, s.n_tokens) for s in sequences])
@@ -198,9 +165,7 @@ class DFlashDrafter(CachedDrafter):
         most = MOST_LATTICES if has_pairs else self.host.n_states
         return max(min(most, NARROW_COLUMNS // columns), 1) if self._is_narrow else most
 
-    def _read(
-        self, graph: Graph, block: int, n: int = 1, batch: int = 1
-    ) -> list[CandidateBlock | NonFiniteDraft]:
+    def _read(self, graph: Graph, block: int, n: int, batch: int) -> list[CandidateBlock | NonFiniteDraft]:
         """Read the candidates of the first n blocks of a pass."""
         depths = block - self.params.first_row
         if "lattice" in graph.outputs:
@@ -281,9 +246,6 @@ class DFlashDrafter(CachedDrafter):
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         rows = sequence.rows(n)
         self.held[rows.start : rows.stop] = appended
-
-    def forget(self, sequence: Sequence, is_start: bool) -> None:
-        self.context.forget_masks()
 
 
 def _ring_input(graph: Graph, group: ContextRows, n: int):

@@ -17,7 +17,7 @@ from ...ggml.graph import Graph, packed
 from ...models.feed_forward import gated_layer
 from ...state import range_mask
 from ...state.context import Context
-from ...state.kv import LayerCache, under
+from ...state.kv import LayerCache
 from ..dflash2 import ZERO, Convolution, selector_lattice
 from ..dspark import markov_lattice
 from .params import MASK, OUTPUT_GATE, TAP_NORMS, DraftParams
@@ -104,44 +104,34 @@ def context_graph(m: Parts) -> Graph:
     return g
 
 
-def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Graph:
-    """Graph of one drafting step: take in the last accepted path, then denoise one block of B = `block` columns.
+def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int) -> Graph:
+    """Graph of one drafting step of a batch: take in the last accepted paths, then denoise a block of B = `block` columns for
+    each sequence.
 
-    With `seqs` a batch of sequences drafts so many blocks, and all inputs and outputs have as many times the columns; the
-    masks are ranges of rows (see range_mask), and the input `roots` = pending tokens | their columns | zeros. `lattice` is
-    then those of the blocks, one after the other.
-
-    Inputs: ints = columns of the features | their positions | block ids | block positions | for each group of the context
-    cache rows of the features | and of the block, each B (unused columns go to spare rows); the groups' masks, mask0, mask1,
-    ..., over `n_kv` rows.
-    Outputs: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or, with pair
-    scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows in front of the head. A draft whose row 0 drafts has B rows.
+    Inputs, each with B columns per sequence: ints = columns of the features | their positions | block ids | block positions |
+    for each group of the context cache rows of the features | and of the block (unused columns go to spare rows). Beside them
+    roots = pending tokens | their columns | zeros, and the ranges of rows that columns see (see range_mask), over `n_kv` rows.
+    Outputs, by sequence: best float32 [candidates, 2, B-1], token ids and log-probabilities of rows 1..B-1, best first; or,
+    with pair scores, `lattice` (see lattice.pack); hidden [D, B-1], the rows in front of the head. A draft whose row 0 drafts
+    has B rows.
 
     Args:
         n_kv: Cache rows that attention reads, per group.
         block: Columns of a block.
-        seqs: Blocks of a batch; 0: one sequence.
+        seqs: Sequences.
     """
     w, p, context = m.w, m.p, m.context
-    g, n = Graph(m.device), block * max(seqs, 1)
+    g, n = Graph(m.device), block * seqs
     parts = packed(g, "ints", *[n] * (4 + 2 * len(context.groups)))
     columns, seen_at, ids, positions, *rows = parts
-    if seqs:
-        seen = range_mask.of_blocks(g, n_kv, block, seqs, [group.pieces for group in context.groups])
-    else:
-        masks = (group.mask.build(g, f"mask{i}", n_kv[i], block) for i, group in enumerate(context.groups))
-        seen = [under(mask) for mask in masks]
+    seen = range_mask.of_blocks(g, n_kv, block, seqs, [group.pieces for group in context.groups])
     caches = append_context(g, m, g.get_rows(m.features, columns), seen_at, rows[::2])
     d, heads, kv_heads = p.head_dim, p.n_heads, p.n_kv_heads
-    pending = g.view(ids, (1,))
-    if seqs:
-        roots = g.input("roots", I32, seqs, 3)
-        pending, at, none = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in range(3))
+    roots = g.input("roots", I32, seqs, 3)
+    pending, at, none = (g.view(roots, (seqs,), offset=i * roots.nb[1]) for i in range(3))
     x = g.get_rows(m.embedding, pending if p.has_mask_vector else ids)
-    if p.has_mask_vector and seqs:
+    if p.has_mask_vector:
         x = g.set_rows(g.get_rows(w[MASK], ids), x, at)
-    elif p.has_mask_vector and block > 1:
-        x = g.concat(x, g.get_rows(w[MASK], g.view(ids, (block - 1,), offset=4)), 1)
     zeros: Any = w.get(ZERO)
     if p.selector is not None and seqs > 1:
         zeros = g.reshape(g.get_rows(zeros, none), zeros.ne[0], 1, seqs)
@@ -179,8 +169,8 @@ def draft_graph(m: Parts, n_kv: Sequence[int], block: int, seqs: int = 0) -> Gra
     if p.selector is None and p.markov is None:
         g.output(g.top_k_log_probs(logits, min(m.candidates, logits.ne[0])), "best")
         return g
-    whole, depths = None, logits.ne[1] // max(seqs, 1)
-    for i in range(max(seqs, 1)):  # concatenated, block by block
+    whole, depths = None, logits.ne[1] // seqs
+    for i in range(seqs):  # concatenated, block by block
         own, seen_by_head, before = logits, hidden, pending
         if seqs > 1:
             at = i * depths

@@ -108,8 +108,7 @@ class DFlashSource(DraftSource):
         p, wanted, spec = self.params, self._weights.wanted, cache_layers(self.params)
         return [
             Part("draft weights", lambda rows: wanted),
-            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, n_states)[0]),
-            Part("draft masks", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, n_states)[1]),
+            Part("draft K/V", lambda rows: context_bytes(spec, kv_type, rows, p.block_size, n_states)),
         ]
 
     def start(

@@ -22,11 +22,10 @@ from ...models.prediction import HEAD as OWN_HEAD
 from ...models.target import Target, sources_of
 from ...state.kv import KvCache, kv_bucket
 from ...state.kv_type import KvType
-from ...state.mask import ResidentMask
 from ...state.memory import Part, padded
 from ...state.spec import KvLayer, StateSpec
 from ..drafter import CachedDrafter, DraftSource, Host, batch_bucket, checked
-from .graphs import Parts, context_graph, draft_graph, drafts_graph, normed, take_in
+from .graphs import Parts, context_graph, draft_graph, normed, take_in
 
 DEPTH = 3  # tokens ahead: each further one reads the output matrix again and is accepted less often
 
@@ -63,7 +62,6 @@ class MtpSource(DraftSource):
         return [
             Part("draft weights", lambda rows: wanted),
             Part("draft K/V", lambda rows: spec.kv_bytes(rows + over, kv_type)),
-            Part("draft masks", lambda rows: 2 * self.depth * rows),
             Part(
                 "draft state", lambda rows: padded(4 * self.head.n_embd * _lasts(n_states), device.alignment)
             ),
@@ -109,6 +107,7 @@ class MtpDrafter(CachedDrafter):
     def __init__(
         self, host: Host, head: Head, weights: Weights, candidates: int, n_rows: int, depth: int
     ) -> None:
+        super().__init__(n_rows)
         self.host, self.device, self.head, self.weights = host, host.device, head, weights
         self.depth, self.taps = depth, (head.block - 1,)
         self.room = _room(depth)
@@ -122,12 +121,7 @@ class MtpDrafter(CachedDrafter):
         self.parts = Parts(
             head, self.device, every, self.kv, last, host.features, self.room, candidates, embedding, output
         )
-        # by state index; zeros before the first token
-        self.has_last = [True] * host.n_states
-        self._masked = 0  # the mask's state index
-        self.held = np.zeros(n_rows, bool)
         self.graphs = host.graphs
-        self.mask = ResidentMask(self.device, self.depth, 2 * self.room, n_rows)
         self._n_rows = n_rows
 
     # ---- memory
@@ -141,13 +135,11 @@ class MtpDrafter(CachedDrafter):
         return {
             "draft weights": self.weights.nbytes,
             "draft K/V": self.kv.nbytes,
-            "draft masks": self.mask.nbytes,
             "draft state": self._store.nbytes,
         }
 
     def close(self) -> None:
         self.graphs.clear()
-        self.mask.close()
         self._store.close()
         self.kv.close()
         self.weights.close()
@@ -158,60 +150,14 @@ class MtpDrafter(CachedDrafter):
         self, sequences: Items[Sequence], budget: int, depth: int | None = None
     ) -> list[Candidates | NonFiniteDraft]:
         """Propose the best tokens of each depth along the greedy chain; only the best one of each depth has children."""
-        return list(
-            self._batch(sequences, depth) if len(sequences) > 1 else self._single(sequences[0], depth)
-        )
-
-    def _single(self, sequence: Sequence, depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
-        """A lone sequence, whose graph takes a mask instead of ranges."""
-        depth = self.depth if depth is None else min(depth, self.depth)
-        if len(sequence.unseen) > self.room:
-            self._take_in(sequence, len(sequence.unseen) - self.room)
-        assert sequence.pending is not None
-        unseen, end, n = sequence.unseen, sequence.n_tokens, len(sequence.unseen)
-        ahead = sequence.rows(depth)
-        n_kv = min(kv_bucket(ahead.stop, self.device.is_gpu), self._n_rows)
-        graph = self.graphs.get(
-            ("draft", self.name, n_kv, depth), lambda: draft_graph(self.parts, self.mask, n_kv, depth)
-        )
-        over, spare = self.room - n, self.kv.n_rows - self.room - 1
-        tokens = (*sequence.tokens[end - n : end], sequence.pending)
-        first = ahead.start - n
-        graph.inputs["ints"].array[:] = (
-            *unseen, *[0] * over,
-            *tokens, *[0] * over,
-            *range(end - n, end + 1), *[0] * over,
-            *range(first, ahead.start + 1), *range(spare, spare + over),
-            n,
-            *range(end, end + depth),
-            *ahead,
-        )  # fmt: skip
-        self._hold(sequence.state_index, first, n, end == n)
-        if self._masked != sequence.state_index:
-            self.mask.forget()
-        self._masked = sequence.state_index
-        # a drafting column sees the pending token and the drafted ones up to itself
-        seen_by = np.packbits(np.triu(np.ones((depth, depth), bool)), axis=1, bitorder="little")
-        self.mask.fill(graph, "mask", n_kv, ahead.start, seen_by, self.held, sequence.first_row)
-        for fill in graph.fillers:
-            fill(sequence)
-        graph.run()
-        self.mask.ran()
-        self.has_last[sequence.state_index] |= n > 0
-        sequence.unseen = ()
-        best = self.device.read(graph.outputs["best"]).reshape(depth, 2, -1)
-        return [checked(partial(_chain, best))]
-
-    def _batch(self, sequences: Items[Sequence], depth: int | None) -> list[CandidateBlock | NonFiniteDraft]:
-        """Several sequences in one graph: the output matrix is read once per depth."""
         depth, room, batch = min(depth or self.depth, self.depth), self.room, batch_bucket(len(sequences))
         for s in sequences:
             if len(s.unseen) > room:
                 self._take_in(s, len(s.unseen) - room)
         n_kv = min(kv_bucket(max(s.rows(depth).stop for s in sequences), self.device.is_gpu), self._n_rows)
         graph = self.graphs.get(
-            ("drafts", self.name, n_kv, depth, batch),
-            lambda: drafts_graph(self.parts, n_kv, depth, batch),
+            ("draft", self.name, n_kv, depth, batch),
+            lambda: draft_graph(self.parts, n_kv, depth, batch),
         )
         ints, spare = graph.inputs["ints"].array, self.kv.n_rows - room - 1
         ints[:] = 0
@@ -233,13 +179,12 @@ class MtpDrafter(CachedDrafter):
             rows[i, : n + 1] = range(ahead.start - n, ahead.start + 1)
             picks[i] += n
             indices[i], at[:, i], into[:, i] = s.state_index, range(end, end + depth), ahead
-            self._hold(s.state_index, ahead.start - n, n, end == n)
+            self.held[ahead.start - n : ahead.start] = True
             ranges[0, :, i] = s.first_row + self.known_from(s)
             ranges[1, :, i] = np.arange(ahead.start + 1, ahead.stop + 1)
         graph.inputs["ranges"].array[:] = ranges.reshape(2, -1)
         graph.run()
         for s in sequences:
-            self.has_last[s.state_index] |= bool(s.unseen)
             s.unseen = ()
         best = self.device.read(graph.outputs["best"]).reshape(depth, batch, 2, -1)
         return [checked(partial(_chain, best[:, i])) for i in range(len(sequences))]
@@ -264,18 +209,11 @@ class MtpDrafter(CachedDrafter):
                 *ahead, *range(spare, spare + over),
                 n,
             )  # fmt: skip
-            self._hold(sequence.state_index, ahead.start, n, end == n)
+            self.held[ahead.start : ahead.stop] = True
             for fill in graph.fillers:
                 fill(sequence)
             graph.run()
-            self.has_last[sequence.state_index], sequence.unseen, count = True, left, count - n
-
-    def _hold(self, state_index: int, first: int, n: int, is_start: bool) -> None:
-        """Note that n cache rows from `first` on are being written; the first is invalid if the hidden state before it is
-        unknown, unless the sequence begins there."""
-        self.held[first : first + n] = True
-        if n and not self.has_last[state_index] and not is_start:
-            self.held[first] = False
+            sequence.unseen, count = left, count - n
 
     # ---- tokens taken in
 
@@ -284,18 +222,10 @@ class MtpDrafter(CachedDrafter):
 
     def prefilled(self, sequence: Sequence, n: int, appended: bool) -> None:
         ahead = sequence.rows(n)
-        self.held[ahead.start : ahead.stop] = False
-        if appended:
-            self._hold(sequence.state_index, ahead.start, n, sequence.n_tokens == 0)
-            self.has_last[sequence.state_index] = True
+        self.held[ahead.start : ahead.stop] = appended
 
-    def forget(self, sequence: Sequence, is_start: bool) -> None:
-        """Clear the hidden state of the last token, and rewrite the mask before the next pass."""
-        self.mask.forget()
-        state_index, last, zeros = (
-            sequence.state_index,
-            self.parts.last,
-            np.zeros(self.head.n_embd, np.float32),
-        )
-        self.device.write(last, zeros, state_index * last.nb[1])
-        self.has_last[state_index] = is_start
+    def restore_seen(self, sequence: Sequence, seen: NDArray[np.bool_]) -> None:
+        """Also clear the last token's hidden state, which no snapshot has: the next row is made with zeros, as a first one."""
+        super().restore_seen(sequence, seen)
+        last = self.parts.last
+        self.device.write(last, np.zeros(last.ne[0], np.float32), sequence.state_index * last.nb[1])

@@ -16,7 +16,6 @@ from ...ggml.graph import Graph, packed
 from ...models.feed_forward import matmul, matmuls
 from ...models.prediction import NORM, Head
 from ...state.kv import KvCache, LayerCache, under
-from ...state.mask import ResidentMask
 
 STATE_INDEX = "state_index"
 
@@ -47,18 +46,14 @@ class Parts:
 
     def read_last(self, g: Graph) -> Tensor:
         """The h of the sequence's last token, [D, 1]."""
-        state_index = self._state_index(g)
-        return self.last if state_index is None else g.get_rows(self.last, state_index)
+        return g.get_rows(self.last, self._state_index(g))
 
     def write_last(self, g: Graph, h: Tensor) -> None:
         """Store h [D, 1] as the sequence's last token's."""
-        state_index = self._state_index(g)
-        g.expand(g.copy(h, self.last) if state_index is None else g.set_rows(self.last, h, state_index))
+        g.expand(g.set_rows(self.last, h, self._state_index(g)))
 
-    def _state_index(self, g: Graph):
-        """The sequence's state index, int32 [1], an input set by the graph's fillers; None if there is only one."""
-        if self.last.ne[1] == 1:
-            return None
+    def _state_index(self, g: Graph) -> Tensor:
+        """The sequence's state index, int32 [1], an input set by the graph's fillers."""
         if STATE_INDEX not in g.inputs:
             g.input(STATE_INDEX, I32, 1)
             g.fillers.append(lambda sequence: g.inputs[STATE_INDEX].array.fill(sequence.state_index))
@@ -67,32 +62,24 @@ class Parts:
 
 def take_in(
     g: Graph, m: Parts, h: Tensor, ids: Tensor, positions: Tensor, rows: Tensor, pick: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Write keys and values of tokens, each with the h of the one before it, the first with `last`.
+) -> None:
+    """Write keys and values of n tokens, each with the h of the one before it, the first with `last`.
 
-    `last` becomes the h of the last token; with `pick` that of token pick - 1, or it stays the same for pick 0. There are n
-    tokens, or one more, of which number `pick` drafts.
+    `last` becomes the h of the last token, or with `pick` that of token pick - 1.
 
     Args:
         h: [D, n], the target's hidden states of the tokens themselves.
-        ids, positions, rows: int32 [n], or [n + 1]; rows are cache rows.
+        ids, positions, rows: int32 [n]; rows are cache rows.
         pick: int32 [1].
-
-    Returns:
-        The cache, and all inputs of the block [D, n or n + 1].
     """
-    n = h.ne[1]
+    d, n = h.ne[0], h.ne[1]
     before = g.expand(g.concat(m.read_last(g), h, 1))
     if pick is None:
-        newest = g.view(h, (h.ne[0], 1), offset=(n - 1) * h.nb[1])
+        newest = g.view(h, (d, 1), offset=(n - 1) * h.nb[1])
     else:
         newest = g.get_rows(before, pick)
-    if ids.ne[0] == n:
-        before = g.view(before, (h.ne[0], n), (before.nb[1],))
-    x = joined(g, m, ids, before)
-    cache = keys_values(g, m, x, positions, rows)
+    keys_values(g, m, joined(g, m, ids, g.view(before, (d, n), (before.nb[1],))), positions, rows)
     m.write_last(g, newest)
-    return cache, x
 
 
 def joined(g: Graph, m: Parts, ids: Tensor, h: Tensor) -> Tensor:
@@ -145,41 +132,14 @@ def context_graph(m: Parts) -> Graph:
     return g
 
 
-def draft_graph(m: Parts, mask: ResidentMask, n_kv: int, depth: int) -> Graph:
-    """Graph that takes in up to R = `room` tokens, then drafts `depth` tokens greedily after the pending one.
-
-    Inputs: ints = columns of the features [R] | ids | positions | cache rows, each R + 1, unseen tokens, then the pending one |
-    number of unseen tokens, 1 | position and cache row of each drafting column, twice `depth`; those of `mask` over the
-    drafting columns.
-    Output: best float32 [candidates, 2, depth], token ids and log-probabilities, best first.
-    """
-    g, room = Graph(m.device, 256 + depth * (96 + m.head.ffn.nodes)), m.room
-    columns, ids, positions, rows, pick, at, into = packed(g, "ints", room, *[room + 1] * 3, 1, depth, depth)
-    built = mask.build(g, "mask", n_kv, depth)
-    cache, inputs = take_in(g, m, normed(g, m, g.get_rows(m.features, columns)), ids, positions, rows, pick)
-    x, best = g.get_rows(inputs, pick), []
-    name = m.output.removesuffix(".weight")
-    for i in range(depth):
-        position = g.view(at, (1,), offset=4 * i)
-        if i:
-            cache = keys_values(g, m, x, position, g.view(into, (1,), offset=4 * i))
-        seen = g.view(built, (n_kv, 1), offset=i * built.nb[1])
-        h = block(g, m, x, position, cache, seen, n_kv)
-        one = g.top_k_log_probs(matmul(g, m.w, name, h), min(m.candidates, m.head.n_vocab))
-        best.append(g.reshape(one, one.ne[0], 2, 1))
-        if i + 1 < depth:
-            x = joined(g, m, g.cast(g.view(one, (1,)), I32), h)
-    g.output(g.join(best, 2), "best")
-    return g
-
-
-def drafts_graph(m: Parts, n_kv: int, depth: int, batch: int) -> Graph:
-    """`draft_graph` for a batch of sequences of any state indices.
+def draft_graph(m: Parts, n_kv: int, depth: int, batch: int) -> Graph:
+    """Graph that takes in up to R = `room` tokens of each sequence of a batch, then drafts `depth` tokens greedily after each
+    pending one.
 
     Inputs: ints = columns of the features [R] per sequence | ids | positions | cache rows, each R + 1 per sequence | index of
     each pending token among these | state indices | positions and cache rows of the drafting columns, by depth; `ranges` of
     rows that those see, int32 [depth * batch, 2].
-    Output: best float32 [candidates, 2, depth * batch], depth by depth.
+    Output: best float32 [candidates, 2, depth * batch], token ids and log-probabilities, best first, depth by depth.
     """
     g, room, k = Graph(m.device, 256 + depth * (96 + m.head.ffn.nodes)), m.room, batch
     c = room + 1
