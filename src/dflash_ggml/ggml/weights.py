@@ -112,7 +112,9 @@ class Weights(Mapping):
                 self._tensors[name] = store.tensor(sources[name].type, *sources[name].shape, name=name)
             if buffer_type == by.buffer_type and not by.is_gpu:
                 mapped = [name for name in names if _is_aligned(sources[name].data)]
-                self._map(by, mapped, sources)
+                self._mapped += [
+                    (by, _mapped(by, name, self._tensors[name], sources[name])) for name in mapped
+                ]
                 names = [name for name in names if name not in mapped]
             self._groups.append((store, names))
 
@@ -205,12 +207,6 @@ class Weights(Mapping):
     def host_bytes(self) -> int:
         """Bytes of host memory."""
         return self._on_host.nbytes
-
-    def _map(self, device: Device, names: list[str], sources: Mapping[str, Source]) -> None:
-        """Point CPU tensors into the file's mapping."""
-        self._mapped += [
-            (device, _mapped(device, name, self._tensors[name], sources[name])) for name in names
-        ]
 
     def close(self) -> None:
         """Free the device memory; tensors in the file's mapping stay as they are."""

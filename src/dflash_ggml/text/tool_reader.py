@@ -158,7 +158,7 @@ class ToolCallReader:
             and not self._streaming
             and not self._repeated
             and not self._late
-            and self._is_text(self._key)
+            and self._tool.is_text(self._key)
         ):
             self._emit_args('"')
             self._streaming, self._sent = True, start
@@ -198,7 +198,7 @@ class ToolCallReader:
             self._settle(set())
             if not self._repeated:
                 self._emit_key(self._key)
-                self._emit_args('"' + _escape(self._buf[start:end]) if self._is_text(self._key) else "")
+                self._emit_args('"' + _escape(self._buf[start:end]) if self._tool.is_text(self._key) else "")
         elif self._streaming:
             self._emit_args(_escape(self._buf[self._sent : end]))
         self._buf = ""
@@ -306,13 +306,10 @@ class ToolCallReader:
                     key, start = match[1], match.end()
 
     def _send_value(self, key: str, text: str, sent: int) -> None:
-        if self._is_text(key):
+        if self._tool.is_text(key):
             self._emit_args(('"' if sent < 0 else "") + _escape(text[max(sent, 0) :]) + '"')
         else:
             self._emit_args(json.dumps(self._tool.value(key, text), ensure_ascii=False))
-
-    def _is_text(self, key: str) -> bool:
-        return self._tool.is_text(key)
 
     def _emit_key(self, key: str) -> None:
         self._emit_args(
