@@ -56,8 +56,9 @@ def test_compiles(name, tmp_path):
 @pytest.mark.skipif(HIPCC is None, reason="hipcc is not installed")
 @pytest.mark.parametrize("name", FOR_HIP)
 def test_compiles_for_hip(name, tmp_path):
-    """Down to an AMD chip's assembly."""
+    """Down to an AMD chip's assembly, with graphs and without virtual memory, as the build does by default."""
     flags = ["-S", "-O1", "-std=c++17", "-DGGML_USE_HIP", "-D__HIP_PLATFORM_AMD__"]
+    flags += ["-DGGML_HIP_GRAPHS", "-DGGML_HIP_NO_VMM"]
     command = [HIPCC, "-x", "hip", "--offload-arch=gfx1151", "--cuda-device-only", *flags]
     _compile(command, name, tmp_path / "out.s")
 
