@@ -387,6 +387,10 @@ class Operations:
         )
         return lib.ggml_gated_delta_net_chunked(self.ctx, *bound)
 
+    def ssm_conv(self, x: Tensor, c: Tensor) -> Tensor:
+        """Depthwise convolution of columns in order: x [K-1 + n, C], c [K, C] -> [C, n]."""
+        return lib.ggml_ssm_conv(self.ctx, x, c)
+
     # ---- one tree, or with seqs trees of several sequences: int32 [3, sequences] of state index, first column, number of columns
 
     def ssm_conv_tree(

@@ -425,8 +425,8 @@ def mask_bytes(columns: int, rows: int) -> int:
 
 
 def conv_bytes(columns: int, channels: int, kernel: int) -> int:
-    """Gathered rows of a convolution over so many columns: window and inputs, and the taps twice."""
-    return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
+    """The window and so many columns, transposed for a convolution."""
+    return 4 * channels * (columns + kernel)
 
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:

@@ -268,13 +268,14 @@ def _delta_rule(
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
     # q and k heads are adjacent: one norm for both
-    qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), eps))
+    column = 4 * s * (2 * h_k + h_v)
+    qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, column)), eps))
     alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
     decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
     beta = g.expand(g.sigmoid(beta))
     live.advance_window(qkv)
     q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
-    v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
+    v = g.view(c, (s, h_v, n), (s * 4, column), offset=2 * s * h_k * 4)
     decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
     return live.apply(q, k, v, decay, beta)
 
