@@ -121,12 +121,13 @@ def ancestors(parents: Array, seqs: Array | None = None) -> Array:
 
 
 def _fill_tree(outs: list[Array], parents: Array, seqs: Array | None) -> None:
-    inside, hide, above, eye = outs
-    own = ancestors(parents, seqs)
-    inside[:] = own
-    hide[:] = np.where(own, np.float32(0), np.float32(-np.inf))
-    above[:] = own
-    np.fill_diagonal(above, 0)
+    """For columns i and j the nodes above i up to j, and last all above i; the terms of each equation; ones on the diagonal."""
+    (between, terms, eye), n = outs, len(parents)
+    own, between = ancestors(parents, seqs), between.reshape(n, n + 1, n)
+    between[:, :n] = own[:, None] & ~own
+    between[:, n] = own
+    terms[:, :, :n] = own
+    np.fill_diagonal(terms[0], 0)
     np.fill_diagonal(eye, 1)
 
 
@@ -229,7 +230,9 @@ def ssm_conv_tree(
 ) -> Tensor:
     """See Operations.ssm_conv_tree."""
     kernel, (channels, n), states = c.ne[0], x.ne[0:2], state.ne[2]
-    windows = g.cont(g.permute(state, 1, 0, 2, 3), channels, (kernel - 1) * states)
+    windows = g.permute(state, 1, 0, 2, 3)
+    if states > 1:
+        windows = g.cont(windows, channels, (kernel - 1) * states)
     inputs = g.concat(windows, x, 1)
     (taps,) = g.derive(
         f"taps {kernel} {states}",
@@ -239,7 +242,7 @@ def ssm_conv_tree(
         seqs,
     )
     read = g.reshape(g.get_rows(inputs, g.reshape(taps, kernel * n)), channels, kernel, n)
-    return g.reshape(lib.ggml_ssm_conv(g.ctx, g.cont(g.permute(read, 1, 0, 2, 3)), c), channels, n)
+    return g.ssm_conv(g.cont(g.permute(read, 1, 0, 2, 3)), c)
 
 
 def ssm_conv_tree_commit(
@@ -274,39 +277,43 @@ def gated_delta_net_tree_persist(
     decay: Tensor,
     beta: Tensor,
     state: Tensor,
+    factors: Tensor,
     parents: Tensor,
     seqs: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """See Operations.gated_delta_net_tree_persist.
 
     With A the ancestors of each column, itself included, G = A g the decay since the committed state S, and D the factors
     exp(G_i - G_j) where j is in A_i, 0 elsewhere: (1 + beta D (K K^T), without its diagonal) U = beta (V - exp(G) K S), and
-    O = exp(G) Q S + D (Q K^T) U, scaled.
+    O = exp(G) Q S + D (Q K^T) U, scaled. Both are one triangular system, with columns of keys and then of queries, whose "beta"
+    is minus the scale.
     """
     (s, h_k, n), h = k.ne[0:3], v.ne[1]
-    inside, hide, above, eye = g.derive("tree", [(F32, (n, n))] * 4, _fill_tree, parents, seqs)
-    by_head = (g.cont(g.transpose(g.reshape(t, h, n))) for t in (decay, beta))
-    own, beta = (g.reshape(t, n, 1, h) for t in by_head)
-    beta = g.reshape(beta, 1, n, h)
-    before = g.mul_mat(inside, own)  # G, [n, 1, h]
-    at = g.reshape(before, 1, n, h)
-    grown = g.exp(at)
-    factors = g.exp(g.add(g.sub(g.repeat(at, n, n, h), before), hide))  # D, [n (j), n (i), h]
-    keys = g.cont(g.permute(k, 0, 2, 1, 3))
-    both = g.concat(keys, g.permute(q, 0, 2, 1, 3), 1)  # keys, then queries
-    among = _column_matmul(g, keys, both)
-    kk, kq = (
-        g.view(among, (n, n, h_k), (among.nb[1], among.nb[2]), offset=i * n * among.nb[1]) for i in (0, 1)
-    )
-    read = _read_states(g, state, both if h == h_k else g.repeat(both, s, 2 * n, h), parents, seqs)
-    ks, qs = (g.view(read, (s, n, h), (read.nb[1], read.nb[2]), offset=i * n * read.nb[1]) for i in (0, 1))
-    matrix = g.add(g.mul(g.mul(g.mul(factors, kk), beta), above), eye)
-    right = g.mul(g.sub(g.permute(v, 0, 2, 1, 3), g.mul(ks, grown)), beta)
-    u = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # [s, n, h]
-    o = g.add(g.mul(qs, grown), _column_matmul(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
-    parts = [g.cont(g.permute(t, 0, 2, 1, 3), s * h, n) for t in (g.scale(o, s**-0.5), u)]
-    parts += [g.cont(k, s * h_k, n), g.cont(g.transpose(g.reshape(before, n, h)))]
-    return g.join(parts, 0)
+    shapes = (n, (n + 1) * n), (2 * n, n, 2), (2 * n, 2 * n)
+    between, terms, eye = g.derive("tree", [(F32, ne) for ne in shapes], _fill_tree, parents, seqs)
+    (minus_scale,) = g.derive(f"scale {s} {n}", [(F32, (1, n, h))], lambda outs: outs[0].fill(-(s**-0.5)))
+    own = g.reshape(g.cont(g.transpose(g.reshape(decay, h, n))), n, 1, h)
+    sums = g.reshape(g.mul_mat(between, own), n + 1, n, h)  # G_i - G_j, and behind them G_i
+    decays = g.exp(sums)
+    row, head = sums.nb[1], sums.nb[2]
+    grown = g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)
+    columns = g.concat(g.permute(k, 0, 2, 1, 3), g.permute(q, 0, 2, 1, 3), 1)
+    columns = columns if h == h_k else g.repeat(columns, s, 2 * n, h)
+    betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
+    among = g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h)
+    among = g.mul(g.mul(among, g.view(decays, (n, n, 1, h), (row, head, head))), terms)
+    matrix = g.add(g.reshape(g.mul(among, betas), 2 * n, 2 * n, h), eye)
+    read = g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h)
+    values = g.reshape(lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0), s, n, 2, h)
+    right = g.reshape(g.mul(g.sub(values, g.mul(read, grown)), betas), s, 2 * n, h)
+    both = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # U, then O
+    u, o = (g.view(both, (s, n, h), (both.nb[1], both.nb[2]), offset=i * n * both.nb[1]) for i in (0, 1))
+    at = 0
+    for part in (g.permute(u, 0, 2, 1, 3), k, g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3)):
+        size, heads = part.ne[0:2]
+        g.expand(g.copy(part, g.view(factors, (size, heads, n), (4 * size, factors.nb[1]), offset=at)))
+        at += 4 * size * heads
+    return g.permute(o, 0, 2, 1, 3), factors
 
 
 def _read_states(g: Graph, state, columns, parents, seqs):
@@ -425,12 +432,12 @@ def mask_bytes(columns: int, rows: int) -> int:
 
 
 def conv_bytes(columns: int, channels: int, kernel: int) -> int:
-    """The window and so many columns, transposed for a convolution."""
-    return 4 * channels * (columns + kernel)
+    """Gathered rows of a tree's convolution: window and inputs, and the taps twice."""
+    return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
 
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
     """The larger of a tree's matmuls (quadratic and linear in its columns) and of the layers committed at once."""
-    tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
+    tree = 4 * columns * h * (10 * columns + 10 * s)
     layer = commit_bytes(s, h, size, columns, m, states)
     return max(tree, layer * max(1, min(layers, _CHUNK // layer)))

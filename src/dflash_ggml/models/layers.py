@@ -243,7 +243,8 @@ def gated_delta_net(
     ]
     o = columns.join(g, outputs)
     if grouped and h_v > h_k:
-        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
+        apart = o.nb[1], h_k * o.nb[1], o.nb[2]
+        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), apart), 0, 2, 1, 3)
         o = g.cont(o, s, h_v, n)
     o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
     z = g.silu(g.reshape(z, s, h_v, n))

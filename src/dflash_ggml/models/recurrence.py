@@ -63,10 +63,8 @@ class Recurrence:
         A tree stores its nodes' factors in the state, a linear batch advances it."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
         if self.path is None:
-            rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, self.parents)
-            tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-            g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
-            return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+            factors = self.state.factors(g, self.layer, n)
+            return g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, factors, self.parents)[0]
         out = g.gated_delta_net(q, k, v, decay, beta, self.delta)
         # flat, so that a GPU writes the state in place instead of copying it
         size = s * s * h_v
@@ -110,9 +108,8 @@ class ForestRecurrence:
 
     def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """See Recurrence; sequences of one column are advanced."""
-        g, (s, h_v, n) = self.g, v.ne[0:3]
-        rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
-        tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-        factors = g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
+        g, factors = self.g, self.state.factors(self.g, self.layer, v.ne[2])
+        sources = q, k, v, decay, beta, self.deltas, factors, self.parents, self.seqs
+        o, factors = g.gated_delta_net_tree_persist(*sources)
         g.expand(g.gated_delta_net_tree_commit(self.rows_of_deltas, factors, None, self.seqs))
-        return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+        return o
