@@ -273,6 +273,20 @@ def test_attention_over_ranges(native: Device, device: Device) -> None:
     assert np.isfinite(found).all() and np.abs(found - expected).max() <= 4 * 2.0**-11
 
 
+@pytest.mark.parametrize("n", [97, 4096, 64 * 65])
+def test_largest_of_rows(native: Device, device: Device, n: int) -> None:
+    """Rows that have no blocks, square and other ones; a row of NaN gives what a step takes for one."""
+    logits = np.stack([np.random.default_rng(i).permutation(n) for i in range(4)]).astype(np.float32)
+    logits[2, n - 1] = n
+    logits[3] = np.nan
+
+    def build(g: Graph, stores, inputs) -> None:
+        g.output(g.argmax(stores["logits"]), "out")
+
+    found = run(device, build, {"logits": logits}, {})["out"]
+    assert found[:3].tolist() == logits[:3].argmax(1).tolist() and found[3] <= 0
+
+
 @pytest.mark.parametrize(("n", "k", "rows"), [(50, 1, 1), (1000, 8, 3), (3000, 16, 5)])
 def test_best_candidates(native: Device, device: Device, n: int, k: int, rows: int) -> None:
     logits = np.stack([np.random.default_rng(i).permutation(n) for i in range(rows)]).astype(np.float32) / 100

@@ -254,6 +254,8 @@ class Operations:
 
     def l2_norm(self, a: Tensor, eps: float) -> Tensor:
         """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
+        if not self.device.has_own_kernels:
+            return stock.l2_norm(self, a, eps)
         n = a.ne[0]
         return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
@@ -355,7 +357,7 @@ class Operations:
 
     def argmax(self, a: Tensor) -> Tensor:
         """Index of the largest of each row, int32 [rows]."""
-        return lib.ggml_argmax(self.ctx, a)
+        return lib.ggml_argmax(self.ctx, a) if self.device.has_own_kernels else stock.argmax(self, a)
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
         """Indices of the `k` largest of each row of a [n, rows], largest first: int32 [k, rows], a view of all n in order."""

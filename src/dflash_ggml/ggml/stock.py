@@ -11,6 +11,7 @@ and states are float32.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -421,6 +422,33 @@ def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:
     total = lib.ggml_log(g.ctx, g.sum_rows(g.exp(g.sub(a, top))))
     log_probs = g.sub(g.sub(values, top), total)
     return g.concat(g.reshape(g.cast(ids, F32), k, 1, rows), g.reshape(log_probs, k, 1, rows), 1)
+
+
+# ---- operations that ggml has, for backends whose kernels fuse or divide less than CUDA's
+
+
+def l2_norm(g: Graph, a: Tensor, eps: float) -> Tensor:
+    """See Operations.l2_norm: a weight is part of the norm's kernel, a scale is not."""
+    n = a.ne[0]
+    (root,) = g.derive(f"root {n}", [(F32, (n,))], lambda outs: outs[0].fill(n**-0.5))
+    return g.rms_norm(a, eps / n, root)
+
+
+def argmax(g: Graph, a: Tensor) -> Tensor:
+    """See Operations.argmax: of blocks of a row and then of their largest, as ggml-vulkan has 32 threads for a row."""
+    n, rows = a.ne[0:2]
+    block = next(size for size in range(math.isqrt(n), 0, -1) if n % size == 0)
+    if block < 32:
+        return lib.ggml_argmax(g.ctx, a)
+    blocks = n // block
+    each = lib.ggml_argmax(g.ctx, g.reshape(a, block, blocks * rows))
+    best = g.get_rows(g.reshape(a, 1, block, blocks * rows), g.reshape(each, 1, blocks * rows))
+    which = lib.ggml_argmax(g.ctx, g.reshape(best, blocks, rows))
+    first = np.arange(0, n, block, dtype=np.float32)
+    (starts,) = g.derive(f"blocks {n}", [(F32, (blocks,))], lambda outs: np.copyto(outs[0], first))
+    ids = g.add(g.reshape(g.cast(each, F32), blocks, rows), starts)  # exact below 2^24
+    ids = g.get_rows(g.reshape(ids, 1, blocks, rows), g.reshape(which, 1, rows))
+    return g.cast(g.reshape(ids, rows), I32)
 
 
 # ---- scratch bytes of compositions, for the memory plan
