@@ -132,6 +132,13 @@ def _fill_tree(outs: list[Array], parents: Array, seqs: Array | None) -> None:
     np.fill_diagonal(eye, 1)
 
 
+def _fill_heads(rows: Array, h_k: int, h: int, n: int) -> None:
+    """Rows of the keys, then of the queries of all columns, for each value head; a column has its queries' heads first."""
+    firsts = 2 * h_k * np.arange(n)
+    heads = np.arange(h) % h_k
+    rows.reshape(h, 2, n)[:] = heads[:, None, None] + np.array([h_k, 0])[:, None] + firsts
+
+
 def _fill_state_heads(outs: list[Array], parents: Array, seqs: Array, apart: int) -> None:
     """For each head and column, twice, the index of its sequence's state matrix; states are `apart` matrices apart."""
     heads, columns = outs[0].shape
@@ -293,20 +300,23 @@ def gated_delta_net_tree_persist(
     shapes = (n, (n + 1) * n), (2 * n, n, 2), (2 * n, 2 * n)
     between, terms, eye = g.derive("tree", [(F32, ne) for ne in shapes], _fill_tree, parents, seqs)
     (minus_scale,) = g.derive(f"scale {s} {n}", [(F32, (1, n, h))], lambda outs: outs[0].fill(-(s**-0.5)))
+    # what needs no convolution first: the rest depends on it in as few steps as possible
     own = g.reshape(g.cont(g.transpose(g.reshape(decay, h, n))), n, 1, h)
     sums = g.reshape(g.mul_mat(between, own), n + 1, n, h)  # G_i - G_j, and behind them G_i
     decays = g.exp(sums)
     row, head = sums.nb[1], sums.nb[2]
     grown = g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)
-    columns = g.concat(g.permute(k, 0, 2, 1, 3), g.permute(q, 0, 2, 1, 3), 1)
-    columns = columns if h == h_k else g.repeat(columns, s, 2 * n, h)
     betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
+    pairs = g.repeat(g.view(decays, (n, n, 1, h), (row, head, head)), 2 * n, n, 2, h)
+    pairs = g.mul(g.mul(pairs, terms), betas)
+    grown = g.mul(betas, grown)
+    values = lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0)
+    values = g.mul(g.reshape(values, s, n, 2, h), betas)
+    columns = _columns(g, q, k, h)
     among = g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h)
-    among = g.mul(g.mul(among, g.view(decays, (n, n, 1, h), (row, head, head))), terms)
-    matrix = g.add(g.reshape(g.mul(among, betas), 2 * n, 2 * n, h), eye)
+    matrix = g.add(g.reshape(g.mul(among, pairs), 2 * n, 2 * n, h), eye)
     read = g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h)
-    values = g.reshape(lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0), s, n, 2, h)
-    right = g.reshape(g.mul(g.sub(values, g.mul(read, grown)), betas), s, 2 * n, h)
+    right = g.reshape(g.sub(values, g.mul(read, grown)), s, 2 * n, h)
     both = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # U, then O
     u, o = (g.view(both, (s, n, h), (both.nb[1], both.nb[2]), offset=i * n * both.nb[1]) for i in (0, 1))
     at = 0
@@ -315,6 +325,16 @@ def gated_delta_net_tree_persist(
         g.expand(g.copy(part, g.view(factors, (size, heads, n), (4 * size, factors.nb[1]), offset=at)))
         at += 4 * size * heads
     return g.permute(o, 0, 2, 1, 3), factors
+
+
+def _columns(g: Graph, q, k, h: int):
+    """Keys and then queries of all columns for each of h value heads, [s, 2 n, h]."""
+    s, h_k, n = k.ne[0:3]
+    both, size = q.view_src, 2 * s * h_k * n
+    if both == ffi.NULL or both != k.view_src or (q.view_offs, k.view_offs, lib.ggml_nelements(both)) != (0, 4 * s * h_k, size):
+        both = g.concat(q, k, 1)
+    (rows,) = g.derive(f"heads {h_k} {h} {n}", [(I32, (n * 2 * h,))], lambda outs: _fill_heads(outs[0], h_k, h, n))
+    return g.reshape(g.get_rows(g.reshape(both, s, 2 * h_k * n), rows), s, 2 * n, h)
 
 
 def _read_states(g: Graph, state, columns, parents, seqs):
