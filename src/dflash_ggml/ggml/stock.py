@@ -300,30 +300,31 @@ def gated_delta_net_tree_persist(
     shapes = (n, (n + 1) * n), (2 * n, n, 2), (2 * n, 2 * n)
     between, terms, eye = g.derive("tree", [(F32, ne) for ne in shapes], _fill_tree, parents, seqs)
     (minus_scale,) = g.derive(f"scale {s} {n}", [(F32, (1, n, h))], lambda outs: outs[0].fill(-(s**-0.5)))
+    def keep(part: Tensor, first: int) -> None:
+        """Write part [size, heads, n] to the factors, from float `first` on: in different steps, as their ranges overlap."""
+        size, heads = part.ne[0:2]
+        g.expand(g.copy(part, g.view(factors, (size, heads, n), (4 * size, factors.nb[1]), offset=4 * first)))
+
     # what needs no convolution first: the rest depends on it in as few steps as possible
     own = g.reshape(g.cont(g.transpose(g.reshape(decay, h, n))), n, 1, h)
     sums = g.reshape(g.mul_mat(between, own), n + 1, n, h)  # G_i - G_j, and behind them G_i
-    decays = g.exp(sums)
-    row, head = sums.nb[1], sums.nb[2]
-    grown = g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)
+    decays, (row, head) = g.exp(sums), sums.nb[1:3]
     betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
     pairs = g.repeat(g.view(decays, (n, n, 1, h), (row, head, head)), 2 * n, n, 2, h)
-    pairs = g.mul(g.mul(pairs, terms), betas)
-    grown = g.mul(betas, grown)
+    pairs = g.expand(g.mul(g.mul(pairs, terms), betas))
+    columns = g.expand(_columns(g, q, k, h))
+    grown = g.expand(g.mul(betas, g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)))
     values = lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0)
-    values = g.mul(g.reshape(values, s, n, 2, h), betas)
-    columns = _columns(g, q, k, h)
-    among = g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h)
-    matrix = g.add(g.reshape(g.mul(among, pairs), 2 * n, 2 * n, h), eye)
-    read = g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h)
+    values = g.expand(g.mul(g.reshape(values, s, n, 2, h), betas))
+    among = g.expand(g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h))
+    read = g.expand(g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h))
+    keep(g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3), s * (h + h_k))
     right = g.reshape(g.sub(values, g.mul(read, grown)), s, 2 * n, h)
+    matrix = g.add(g.reshape(g.mul(among, pairs), 2 * n, 2 * n, h), eye)
+    keep(k, s * h)
     both = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # U, then O
     u, o = (g.view(both, (s, n, h), (both.nb[1], both.nb[2]), offset=i * n * both.nb[1]) for i in (0, 1))
-    at = 0
-    for part in (g.permute(u, 0, 2, 1, 3), k, g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3)):
-        size, heads = part.ne[0:2]
-        g.expand(g.copy(part, g.view(factors, (size, heads, n), (4 * size, factors.nb[1]), offset=at)))
-        at += 4 * size * heads
+    keep(g.permute(u, 0, 2, 1, 3), 0)
     return g.permute(o, 0, 2, 1, 3), factors
 
 
