@@ -300,6 +300,7 @@ def gated_delta_net_tree_persist(
     shapes = (n, (n + 1) * n), (2 * n, n, 2), (2 * n, 2 * n)
     between, terms, eye = g.derive("tree", [(F32, ne) for ne in shapes], _fill_tree, parents, seqs)
     (minus_scale,) = g.derive(f"scale {s} {n}", [(F32, (1, n, h))], lambda outs: outs[0].fill(-(s**-0.5)))
+
     def keep(part: Tensor, first: int) -> None:
         """Write part [size, heads, n] to the factors, from float `first` on: in different steps, as their ranges overlap."""
         size, heads = part.ne[0:2]
@@ -312,10 +313,10 @@ def gated_delta_net_tree_persist(
     betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
     pairs = g.repeat(g.view(decays, (n, n, 1, h), (row, head, head)), 2 * n, n, 2, h)
     pairs = g.expand(g.mul(g.mul(pairs, terms), betas))
-    columns = g.expand(_columns(g, q, k, h))
     grown = g.expand(g.mul(betas, g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)))
     values = lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0)
     values = g.expand(g.mul(g.reshape(values, s, n, 2, h), betas))
+    columns = g.expand(_columns(g, q, k, h))
     among = g.expand(g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h))
     read = g.expand(g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h))
     keep(g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3), s * (h + h_k))
@@ -332,9 +333,15 @@ def _columns(g: Graph, q, k, h: int):
     """Keys and then queries of all columns for each of h value heads, [s, 2 n, h]."""
     s, h_k, n = k.ne[0:3]
     both, size = q.view_src, 2 * s * h_k * n
-    if both == ffi.NULL or both != k.view_src or (q.view_offs, k.view_offs, lib.ggml_nelements(both)) != (0, 4 * s * h_k, size):
+    if (
+        both == ffi.NULL
+        or both != k.view_src
+        or (q.view_offs, k.view_offs, lib.ggml_nelements(both)) != (0, 4 * s * h_k, size)
+    ):
         both = g.concat(q, k, 1)
-    (rows,) = g.derive(f"heads {h_k} {h} {n}", [(I32, (n * 2 * h,))], lambda outs: _fill_heads(outs[0], h_k, h, n))
+    (rows,) = g.derive(
+        f"heads {h_k} {h} {n}", [(I32, (n * 2 * h,))], lambda outs: _fill_heads(outs[0], h_k, h, n)
+    )
     return g.reshape(g.get_rows(g.reshape(both, s, 2 * h_k * n), rows), s, 2 * n, h)
 
 
