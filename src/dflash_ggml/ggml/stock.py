@@ -313,12 +313,16 @@ def gated_delta_net_tree_persist(
     betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
     pairs = g.repeat(g.view(decays, (n, n, 1, h), (row, head, head)), 2 * n, n, 2, h)
     pairs = g.expand(g.mul(g.mul(pairs, terms), betas))
-    grown = g.expand(g.mul(betas, g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n)))
+    grown = g.mul(betas, g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n))
+    grown = g.expand(g.scale(grown, s**0.5) if seqs is None else grown)
     values = lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0)
     values = g.expand(g.mul(g.reshape(values, s, n, 2, h), betas))
     columns = g.expand(_columns(g, q, k, h))
     among = g.expand(g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h))
-    read = g.expand(g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h))
+    if seqs is None:
+        read = g.expand(_read_state(g, state, q, k, columns))
+    else:
+        read = g.expand(g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h))
     keep(g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3), s * (h + h_k))
     right = g.reshape(g.sub(values, g.mul(read, grown)), s, 2 * n, h)
     matrix = g.add(g.reshape(g.mul(among, pairs), 2 * n, 2 * n, h), eye)
@@ -345,11 +349,21 @@ def _columns(g: Graph, q, k, h: int):
     return g.reshape(g.get_rows(g.reshape(both, s, 2 * h_k * n), rows), s, 2 * n, h)
 
 
+def _read_state(g: Graph, state, q, k, columns):
+    """The state [s, s, h] times keys and then queries, scaled by s^-0.5: [s, n, 2, h].
+
+    The outputs of a delta net that changes nothing, whatever its values are: it reads the state once, not for every column.
+    """
+    (s, _, n), h = k.ne[0:3], columns.ne[2]
+    both, row = g.concat(k, q, 2), 4 * s * h
+    (gates,) = g.derive(f"zeros {n}", [(F32, (1, h, 2 * n))], lambda outs: None)
+    out = g.gated_delta_net(both, both, g.reshape(columns, s, h, 2 * n), gates, gates, state)
+    return g.permute(g.view(out, (s, h, n, 2), (4 * s, row, n * row)), 0, 3, 1, 2)
+
+
 def _read_states(g: Graph, state, columns, parents, seqs):
-    """State [s, s, h], or each column's sequence's state in [s, s, h, states], times columns [s, 2 n, h]."""
+    """Each column's sequence's state in [s, s, h, states] times columns [s, 2 n, h]."""
     (s, n, h), states = columns.ne[0:3], state.ne[3]
-    if seqs is None:
-        return _column_matmul(g, state, columns)
     # matrices of all states are equally spaced, with other layers' in between
     apart = state.nb[3] // state.nb[2]
     matrices = g.view(state, (s, s, (states - 1) * apart + h), (state.nb[1], state.nb[2]))
