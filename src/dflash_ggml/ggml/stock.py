@@ -508,6 +508,6 @@ def conv_bytes(columns: int, channels: int, kernel: int) -> int:
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
     """The larger of a tree's matmuls (quadratic and linear in its columns) and of the layers committed at once."""
-    tree = 4 * columns * h * (10 * columns + 10 * s)
+    tree = 4 * h * (columns * (24 * columns + 14 * s) + s * s)
     layer = commit_bytes(s, h, size, columns, m, states)
     return max(tree, layer * max(1, min(layers, _CHUNK // layer)))
