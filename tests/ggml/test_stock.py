@@ -111,9 +111,11 @@ def test_commit_of_a_convolution(native: Device, device: Device, path: list[int]
     compare(native, device, build, stores, {"path": np.array([*path, *[-1] * (5 - len(path))], np.int32)})
 
 
-def net(g: Graph, stores, *more):
+def net(g: Graph, stores, state, *more):
+    """Outputs of a delta net of trees, and its factors."""
     q, k, v, decay, beta = (stores[name] for name in ("q", "k", "v", "decay", "beta"))
-    return q, k, v, decay, beta, *more
+    o, factors = g.gated_delta_net_tree_persist(q, k, v, decay, beta, state, stores["factors"], *more)
+    return g.output(g.cont(o), "out"), factors
 
 
 def net_inputs(n: int, h_k: int = H_K) -> dict[str, Array]:
@@ -127,14 +129,14 @@ def net_inputs(n: int, h_k: int = H_K) -> dict[str, Array]:
         "v": numbers(n, H_V, S, seed=3),
         "decay": decay,
         "beta": np.abs(numbers(n, H_V, 1, seed=5)),
+        "factors": numbers(n, S * (H_V + h_k) + H_V),
     }
 
 
 @pytest.mark.parametrize(("n", "h_k"), [(1, 2), (5, 2), (16, 4), (33, 1)])
 def test_delta_net_of_a_tree(native: Device, device: Device, n: int, h_k: int) -> None:
     def build(g: Graph, stores, inputs) -> None:
-        sources = net(g, stores, stores["state"], inputs["parents"])
-        g.output(g.gated_delta_net_tree_persist(*sources), "out")
+        net(g, stores, stores["state"], inputs["parents"])
 
     parents = ref.random_parents(np.random.default_rng(n), n).astype(np.int32)
     stores = net_inputs(n, h_k) | {"state": numbers(H_V, S, S)}
@@ -155,7 +157,7 @@ def test_delta_net_of_views_that_begin_anywhere(
         misaligned.extend(out.src[i].view_offs % g.device.view_alignment for i in range(6))
 
     stores = net_inputs(n) | {"state": numbers(H_V, S, S), "qkv": numbers(n, 3 + S * (2 * H_K + H_V)) / 4}
-    stores = {name: a for name, a in stores.items() if name not in ("q", "k", "v")}
+    stores = {name: a for name, a in stores.items() if name not in ("q", "k", "v", "factors")}
     expected = run(native, build, stores, {})["out"]
     monkeypatch.setattr(Device, "view_alignment", 64)
     assert_close(run(device, build, stores, {})["out"], expected, "out")
@@ -193,10 +195,7 @@ def test_operations_of_a_forest(native: Device, device: Device, seed: int) -> No
         conv = g.ssm_conv_tree(window, stores["x"], stores["c"], inputs["parents"], inputs["seqs"])
         g.output(conv, "conv")
         g.expand(g.ssm_conv_tree_commit(window, stores["x"], None, inputs["seqs"]))
-        sources = net(g, stores, delta, inputs["parents"], inputs["seqs"])
-        out = g.output(g.gated_delta_net_tree_persist(*sources), "out")
-        width = out.ne[0] - S * H_V
-        factors = g.cont(g.view(out, (width, n), (out.nb[1],), offset=4 * S * H_V))
+        _, factors = net(g, stores, delta, inputs["parents"], inputs["seqs"])
         g.expand(g.gated_delta_net_tree_commit(rows, factors, None, inputs["seqs"]))
 
     stores = net_inputs(n) | {"x": numbers(n, CHANNELS), "c": numbers(CHANNELS, K)}
@@ -205,7 +204,7 @@ def test_operations_of_a_forest(native: Device, device: Device, seed: int) -> No
     expected, found = (run(d, build, stores, {"parents": parents, "seqs": seqs}) for d in (native, device))
     for name, right in expected.items():
         left = found[name]
-        if name in ("conv", "out"):
+        if name in ("conv", "out", "factors"):
             left, right = (a.reshape(n, -1)[owned] for a in (left, right))
         assert_close(left, right, name)
 
@@ -272,6 +271,20 @@ def test_attention_over_ranges(native: Device, device: Device) -> None:
     stores |= {name: stores[name].astype(np.float16) for name in "kv"}
     expected, found = (run(d, build, stores, {"ranges": ranges})["out"] for d in (native, device))
     assert np.isfinite(found).all() and np.abs(found - expected).max() <= 4 * 2.0**-11
+
+
+@pytest.mark.parametrize("n", [97, 4096, 64 * 65])
+def test_largest_of_rows(native: Device, device: Device, n: int) -> None:
+    """Rows that have no blocks, square and other ones; a row of NaN gives what a step takes for one."""
+    logits = np.stack([np.random.default_rng(i).permutation(n) for i in range(4)]).astype(np.float32)
+    logits[2, n - 1] = n
+    logits[3] = np.nan
+
+    def build(g: Graph, stores, inputs) -> None:
+        g.output(g.argmax(stores["logits"]), "out")
+
+    found = run(device, build, {"logits": logits}, {})["out"]
+    assert found[:3].tolist() == logits[:3].argmax(1).tolist() and found[3] <= 0
 
 
 @pytest.mark.parametrize(("n", "k", "rows"), [(50, 1, 1), (1000, 8, 3), (3000, 16, 5)])

@@ -448,12 +448,10 @@ def composed_bytes(
     if not spec.recurrent:
         return partial(stock.mask_bytes, n_batch), 0
     conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
-    gathered = stock.conv_bytes(n_batch, conv.channels, conv.kernel)
+    joined = 4 * conv.channels * (n_batch + conv.kernel)  # a convolution's window and columns
     sizes = delta.dim, delta.v_heads, delta.factors, path, n_states, len(spec.recurrent)
-    return (
-        lambda rows: stock.mask_bytes(n_batch, rows) + gathered,
-        stock.delta_bytes(columns, *sizes) if columns else 0,
-    )
+    tree = stock.conv_bytes(columns, conv.channels, conv.kernel) + stock.delta_bytes(columns, *sizes)
+    return lambda rows: stock.mask_bytes(n_batch, rows) + joined, tree if columns else 0
 
 
 def fitting_needs(opened: Opened) -> MemoryNeeds:

@@ -148,14 +148,15 @@ class TargetPasses:
             self._build(batch).place(self.workspace).close()
 
     def linear_rows(self, columns: int, rows: int) -> int:
-        """Rows that the graph of a linear pass reads when `rows` are in use: all, if hidden rows cost nothing or less than
-        another graph.
+        """Rows that the graph of a linear pass reads when `rows` are in use: all, if hidden rows cost nothing (but a mask from
+        the host) or less than another graph.
 
         Raises:
             DeviceError: There are fewer rows.
         """
         bucket = self.bucket(rows)
-        return bucket if columns == 1 and self.device.is_gpu else self.n_rows
+        narrow = columns == 1 and self.device.is_gpu
+        return bucket if narrow or not self.device.has_own_kernels else self.n_rows
 
     def nbytes_on(self, side: Device) -> dict[str, int]:
         """Bytes on a side by part, named as in the memory plan."""

@@ -150,6 +150,9 @@ class Graph(Operations):
             raise ValueError("a graph is placed once; build another")
         if len(self.device.sides) > 1 and self._split is None:
             self._divide()
+        elif not self.device.has_own_kernels:
+            # graphs are built in the order of CUDA's kernels
+            lib.dflash_graph_optimize(self.device.backend, self.cgraph)
         for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
             node = lib.ggml_graph_node(self.cgraph, i)
             owner = self._split.owner(i) if self._split else self.device

@@ -39,6 +39,7 @@ class Operations:
 
     ctx: Any
     device: Device
+    expand: Callable[..., Any]  # Graph.expand
     aligned: Callable[
         ..., Any
     ]  # Graph.aligned: a view of an input at an offset that the device's kernels support
@@ -253,6 +254,8 @@ class Operations:
 
     def l2_norm(self, a: Tensor, eps: float) -> Tensor:
         """a / sqrt(sum(a^2) + eps) over dimension 0 (eps inside the root, unlike ggml_l2_norm)."""
+        if not self.device.has_own_kernels:
+            return stock.l2_norm(self, a, eps)
         n = a.ne[0]
         return self.scale(lib.ggml_rms_norm(self.ctx, a, eps / n), n**-0.5)
 
@@ -354,7 +357,7 @@ class Operations:
 
     def argmax(self, a: Tensor) -> Tensor:
         """Index of the largest of each row, int32 [rows]."""
-        return lib.ggml_argmax(self.ctx, a)
+        return lib.ggml_argmax(self.ctx, a) if self.device.has_own_kernels else stock.argmax(self, a)
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
         """Indices of the `k` largest of each row of a [n, rows], largest first: int32 [k, rows], a view of all n in order."""
@@ -387,6 +390,10 @@ class Operations:
         )
         return lib.ggml_gated_delta_net_chunked(self.ctx, *bound)
 
+    def ssm_conv(self, x: Tensor, c: Tensor) -> Tensor:
+        """Depthwise convolution of columns in order: x [K-1 + n, C, sequences], c [K, C] -> [C, n, sequences]."""
+        return lib.ggml_ssm_conv(self.ctx, x, c)
+
     # ---- one tree, or with seqs trees of several sequences: int32 [3, sequences] of state index, first column, number of columns
 
     def ssm_conv_tree(
@@ -402,7 +409,7 @@ class Operations:
             seqs: See above.
 
         Returns:
-            [C, n].
+            [C, n], composed [C, 1, n].
         """
         return self._of_trees("ssm_conv_tree", seqs, state, x, c, parents)
 
@@ -427,14 +434,27 @@ class Operations:
         g: Tensor,
         beta: Tensor,
         state: Tensor,
+        factors: Tensor,
         parents: Tensor,
         seqs: Tensor | None = None,
-    ) -> Tensor:
-        """Gated delta rule along trees -> one row per node: outputs S*H_v | factors u S*H_v | k S*H_k | G H_v.
+    ) -> tuple[Tensor, Tensor]:
+        """Gated delta rule along trees; `factors` <- one column per node: u S*H_v | k S*H_k | G H_v.
 
         With `seqs` state is [S, S, H_v, states].
+
+        Returns:
+            The outputs [S, H_v, n], and `factors` for operations after that.
         """
-        return self._of_trees("gated_delta_net_tree_persist", seqs, q, k, v, g, beta, state, parents)
+        (s, h, n), sources = v.ne[0:3], (q, k, v, g, beta, state)
+        if seqs is None:
+            rows = lib.ggml_gated_delta_net_tree_persist(self.ctx, *sources, parents)
+        else:
+            rows = lib.ggml_gated_delta_net_forest_persist(self.ctx, *sources, parents, seqs)
+        if stock.is_composed(self.device, rows):
+            return stock.gated_delta_net_tree_persist(self, *sources, factors, parents, seqs)
+        tail = self.view(rows, (rows.ne[0] - s * h, n), (rows.nb[1],), offset=s * h * 4)
+        factors = self.expand(self.copy(tail, factors))
+        return self.view(rows, (s, h, n), (s * 4, rows.nb[1])), factors
 
     def gated_delta_net_tree_commit(
         self, state: Tensor, factors: Tensor, path: Tensor | None, seqs: Tensor | None = None

@@ -11,6 +11,7 @@ and states are float32.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,13 +122,21 @@ def ancestors(parents: Array, seqs: Array | None = None) -> Array:
 
 
 def _fill_tree(outs: list[Array], parents: Array, seqs: Array | None) -> None:
-    inside, hide, above, eye = outs
-    own = ancestors(parents, seqs)
-    inside[:] = own
-    hide[:] = np.where(own, np.float32(0), np.float32(-np.inf))
-    above[:] = own
-    np.fill_diagonal(above, 0)
+    """For columns i and j the nodes above i up to j, and last all above i; the terms of each equation; ones on the diagonal."""
+    (between, terms, eye), n = outs, len(parents)
+    own, between = ancestors(parents, seqs), between.reshape(n, n + 1, n)
+    between[:, :n] = own[:, None] & ~own
+    between[:, n] = own
+    terms[:, :, :n] = own
+    np.fill_diagonal(terms[0], 0)
     np.fill_diagonal(eye, 1)
+
+
+def _fill_heads(rows: Array, h_k: int, h: int, n: int) -> None:
+    """Rows of the keys, then of the queries of all columns, for each value head; a column has its queries' heads first."""
+    firsts = 2 * h_k * np.arange(n)
+    heads = np.arange(h) % h_k
+    rows.reshape(h, 2, n)[:] = heads[:, None, None] + np.array([h_k, 0])[:, None] + firsts
 
 
 def _fill_state_heads(outs: list[Array], parents: Array, seqs: Array, apart: int) -> None:
@@ -229,7 +238,9 @@ def ssm_conv_tree(
 ) -> Tensor:
     """See Operations.ssm_conv_tree."""
     kernel, (channels, n), states = c.ne[0], x.ne[0:2], state.ne[2]
-    windows = g.cont(g.permute(state, 1, 0, 2, 3), channels, (kernel - 1) * states)
+    windows = g.permute(state, 1, 0, 2, 3)
+    if states > 1:
+        windows = g.cont(windows, channels, (kernel - 1) * states)
     inputs = g.concat(windows, x, 1)
     (taps,) = g.derive(
         f"taps {kernel} {states}",
@@ -239,7 +250,7 @@ def ssm_conv_tree(
         seqs,
     )
     read = g.reshape(g.get_rows(inputs, g.reshape(taps, kernel * n)), channels, kernel, n)
-    return g.reshape(lib.ggml_ssm_conv(g.ctx, g.cont(g.permute(read, 1, 0, 2, 3)), c), channels, n)
+    return g.ssm_conv(g.cont(g.permute(read, 1, 0, 2, 3)), c)
 
 
 def ssm_conv_tree_commit(
@@ -274,46 +285,85 @@ def gated_delta_net_tree_persist(
     decay: Tensor,
     beta: Tensor,
     state: Tensor,
+    factors: Tensor,
     parents: Tensor,
     seqs: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """See Operations.gated_delta_net_tree_persist.
 
     With A the ancestors of each column, itself included, G = A g the decay since the committed state S, and D the factors
     exp(G_i - G_j) where j is in A_i, 0 elsewhere: (1 + beta D (K K^T), without its diagonal) U = beta (V - exp(G) K S), and
-    O = exp(G) Q S + D (Q K^T) U, scaled.
+    O = exp(G) Q S + D (Q K^T) U, scaled. Both are one triangular system, with columns of keys and then of queries, whose "beta"
+    is minus the scale.
     """
     (s, h_k, n), h = k.ne[0:3], v.ne[1]
-    inside, hide, above, eye = g.derive("tree", [(F32, (n, n))] * 4, _fill_tree, parents, seqs)
-    by_head = (g.cont(g.transpose(g.reshape(t, h, n))) for t in (decay, beta))
-    own, beta = (g.reshape(t, n, 1, h) for t in by_head)
-    beta = g.reshape(beta, 1, n, h)
-    before = g.mul_mat(inside, own)  # G, [n, 1, h]
-    at = g.reshape(before, 1, n, h)
-    grown = g.exp(at)
-    factors = g.exp(g.add(g.sub(g.repeat(at, n, n, h), before), hide))  # D, [n (j), n (i), h]
-    keys = g.cont(g.permute(k, 0, 2, 1, 3))
-    both = g.concat(keys, g.permute(q, 0, 2, 1, 3), 1)  # keys, then queries
-    among = _column_matmul(g, keys, both)
-    kk, kq = (
-        g.view(among, (n, n, h_k), (among.nb[1], among.nb[2]), offset=i * n * among.nb[1]) for i in (0, 1)
+    shapes = (n, (n + 1) * n), (2 * n, n, 2), (2 * n, 2 * n)
+    between, terms, eye = g.derive("tree", [(F32, ne) for ne in shapes], _fill_tree, parents, seqs)
+    (minus_scale,) = g.derive(f"scale {s} {n}", [(F32, (1, n, h))], lambda outs: outs[0].fill(-(s**-0.5)))
+
+    def keep(part: Tensor, first: int) -> None:
+        """Write part [size, heads, n] to the factors, from float `first` on: in different steps, as their ranges overlap."""
+        size, heads = part.ne[0:2]
+        g.expand(g.copy(part, g.view(factors, (size, heads, n), (4 * size, factors.nb[1]), offset=4 * first)))
+
+    # what needs no convolution first: the rest depends on it in as few steps as possible
+    own = g.reshape(g.cont(g.transpose(g.reshape(decay, h, n))), n, 1, h)
+    sums = g.reshape(g.mul_mat(between, own), n + 1, n, h)  # G_i - G_j, and behind them G_i
+    decays, (row, head) = g.exp(sums), sums.nb[1:3]
+    betas = g.reshape(g.concat(g.permute(beta, 0, 2, 1, 3), minus_scale, 1), 1, n, 2, h)
+    pairs = g.repeat(g.view(decays, (n, n, 1, h), (row, head, head)), 2 * n, n, 2, h)
+    pairs = g.expand(g.mul(g.mul(pairs, terms), betas))
+    grown = g.mul(betas, g.view(decays, (1, n, 1, h), (row, head, head), offset=4 * n))
+    grown = g.expand(g.scale(grown, s**0.5) if seqs is None else grown)
+    values = lib.ggml_pad(g.ctx, g.permute(v, 0, 2, 1, 3), 0, n, 0, 0)
+    values = g.expand(g.mul(g.reshape(values, s, n, 2, h), betas))
+    columns = g.expand(_columns(g, q, k, h))
+    among = g.expand(g.reshape(_column_matmul(g, columns, columns), 2 * n, n, 2, h))
+    if seqs is None:
+        read = g.expand(_read_state(g, state, q, k, columns))
+    else:
+        read = g.expand(g.reshape(_read_states(g, state, columns, parents, seqs), s, n, 2, h))
+    keep(g.permute(g.view(sums, (1, n, h), (row, head), offset=4 * n), 0, 2, 1, 3), s * (h + h_k))
+    right = g.reshape(g.sub(values, g.mul(read, grown)), s, 2 * n, h)
+    matrix = g.add(g.reshape(g.mul(among, pairs), 2 * n, 2 * n, h), eye)
+    keep(k, s * h)
+    both = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # U, then O
+    u, o = (g.view(both, (s, n, h), (both.nb[1], both.nb[2]), offset=i * n * both.nb[1]) for i in (0, 1))
+    keep(g.permute(u, 0, 2, 1, 3), 0)
+    return g.permute(o, 0, 2, 1, 3), factors
+
+
+def _columns(g: Graph, q, k, h: int):
+    """Keys and then queries of all columns for each of h value heads, [s, 2 n, h]."""
+    s, h_k, n = k.ne[0:3]
+    both, size = q.view_src, 2 * s * h_k * n
+    if (
+        both == ffi.NULL
+        or both != k.view_src
+        or (q.view_offs, k.view_offs, lib.ggml_nelements(both)) != (0, 4 * s * h_k, size)
+    ):
+        both = g.concat(q, k, 1)
+    (rows,) = g.derive(
+        f"heads {h_k} {h} {n}", [(I32, (n * 2 * h,))], lambda outs: _fill_heads(outs[0], h_k, h, n)
     )
-    read = _read_states(g, state, both if h == h_k else g.repeat(both, s, 2 * n, h), parents, seqs)
-    ks, qs = (g.view(read, (s, n, h), (read.nb[1], read.nb[2]), offset=i * n * read.nb[1]) for i in (0, 1))
-    matrix = g.add(g.mul(g.mul(g.mul(factors, kk), beta), above), eye)
-    right = g.mul(g.sub(g.permute(v, 0, 2, 1, 3), g.mul(ks, grown)), beta)
-    u = lib.ggml_solve_tri(g.ctx, matrix, right, True, True, False)  # [s, n, h]
-    o = g.add(g.mul(qs, grown), _column_matmul(g, g.cont(g.transpose(u)), g.mul(factors, kq)))
-    parts = [g.cont(g.permute(t, 0, 2, 1, 3), s * h, n) for t in (g.scale(o, s**-0.5), u)]
-    parts += [g.cont(k, s * h_k, n), g.cont(g.transpose(g.reshape(before, n, h)))]
-    return g.join(parts, 0)
+    return g.reshape(g.get_rows(g.reshape(both, s, 2 * h_k * n), rows), s, 2 * n, h)
+
+
+def _read_state(g: Graph, state, q, k, columns):
+    """The state [s, s, h] times keys and then queries, scaled by s^-0.5: [s, n, 2, h].
+
+    The outputs of a delta net that changes nothing, whatever its values are: it reads the state once, not for every column.
+    """
+    (s, _, n), h = k.ne[0:3], columns.ne[2]
+    both, row = g.concat(k, q, 2), 4 * s * h
+    (gates,) = g.derive(f"zeros {n}", [(F32, (1, h, 2 * n))], lambda outs: None)
+    out = g.gated_delta_net(both, both, g.reshape(columns, s, h, 2 * n), gates, gates, state)
+    return g.permute(g.view(out, (s, h, n, 2), (4 * s, row, n * row)), 0, 3, 1, 2)
 
 
 def _read_states(g: Graph, state, columns, parents, seqs):
-    """State [s, s, h], or each column's sequence's state in [s, s, h, states], times columns [s, 2 n, h]."""
+    """Each column's sequence's state in [s, s, h, states] times columns [s, 2 n, h]."""
     (s, n, h), states = columns.ne[0:3], state.ne[3]
-    if seqs is None:
-        return _column_matmul(g, state, columns)
     # matrices of all states are equally spaced, with other layers' in between
     apart = state.nb[3] // state.nb[2]
     matrices = g.view(state, (s, s, (states - 1) * apart + h), (state.nb[1], state.nb[2]))
@@ -416,6 +466,33 @@ def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:
     return g.concat(g.reshape(g.cast(ids, F32), k, 1, rows), g.reshape(log_probs, k, 1, rows), 1)
 
 
+# ---- operations that ggml has, for backends whose kernels fuse or divide less than CUDA's
+
+
+def l2_norm(g: Graph, a: Tensor, eps: float) -> Tensor:
+    """See Operations.l2_norm: a weight is part of the norm's kernel, a scale is not."""
+    n = a.ne[0]
+    (root,) = g.derive(f"root {n}", [(F32, (n,))], lambda outs: outs[0].fill(n**-0.5))
+    return g.rms_norm(a, eps / n, root)
+
+
+def argmax(g: Graph, a: Tensor) -> Tensor:
+    """See Operations.argmax: of blocks of a row and then of their largest, as ggml-vulkan has 32 threads for a row."""
+    n, rows = a.ne[0:2]
+    block = next(size for size in range(math.isqrt(n), 0, -1) if n % size == 0)
+    if block < 32:
+        return lib.ggml_argmax(g.ctx, a)
+    blocks = n // block
+    each = lib.ggml_argmax(g.ctx, g.reshape(a, block, blocks * rows))
+    best = g.get_rows(g.reshape(a, 1, block, blocks * rows), g.reshape(each, 1, blocks * rows))
+    which = lib.ggml_argmax(g.ctx, g.reshape(best, blocks, rows))
+    first = np.arange(0, n, block, dtype=np.float32)
+    (starts,) = g.derive(f"blocks {n}", [(F32, (blocks,))], lambda outs: np.copyto(outs[0], first))
+    ids = g.add(g.reshape(g.cast(each, F32), blocks, rows), starts)  # exact below 2^24
+    ids = g.get_rows(g.reshape(ids, 1, blocks, rows), g.reshape(which, 1, rows))
+    return g.cast(g.reshape(ids, rows), I32)
+
+
 # ---- scratch bytes of compositions, for the memory plan
 
 
@@ -425,12 +502,12 @@ def mask_bytes(columns: int, rows: int) -> int:
 
 
 def conv_bytes(columns: int, channels: int, kernel: int) -> int:
-    """Gathered rows of a convolution over so many columns: window and inputs, and the taps twice."""
+    """Gathered rows of a tree's convolution: window and inputs, and the taps twice."""
     return 4 * channels * (columns + kernel) + 8 * channels * kernel * columns
 
 
 def delta_bytes(columns: int, s: int, h: int, size: int, m: int, states: int, layers: int) -> int:
     """The larger of a tree's matmuls (quadratic and linear in its columns) and of the layers committed at once."""
-    tree = 4 * columns * (5 * columns * h + 7 * s * h + 2 * size)
+    tree = 4 * h * (columns * (24 * columns + 14 * s) + s * s)
     layer = commit_bytes(s, h, size, columns, m, states)
     return max(tree, layer * max(1, min(layers, _CHUNK // layer)))

@@ -243,7 +243,8 @@ def gated_delta_net(
     ]
     o = columns.join(g, outputs)
     if grouped and h_v > h_k:
-        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), (s * 4, s * h_k * 4, o.nb[2])), 0, 2, 1, 3)
+        apart = o.nb[1], h_k * o.nb[1], o.nb[2]
+        o = g.permute(g.view(o, (s, h_k, h_v // h_k, n), apart), 0, 2, 1, 3)
         o = g.cont(o, s, h_v, n)
     o = g.rms_norm(o, eps, w[name + "ssm_norm.weight"])
     z = g.silu(g.reshape(z, s, h_v, n))
@@ -264,18 +265,25 @@ def _delta_rule(
     """Convolution and delta rule of the columns of one part; inputs: qkv [C, n], alpha and beta [H_v, n] -> [S, H_v, n]."""
     (qkv, alpha, beta), n = inputs, columns.n
     s, h_k, h_v = shape.delta.dim, shape.delta.k_heads, shape.delta.v_heads
-    # in this order a GPU fuses all up to `beta` (and the commit of a single token) into one kernel
+    column = 4 * s * (2 * h_k + h_v)
+
+    def gates() -> Sequence[Tensor]:
+        rates = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
+        found = g.expand(g.mul(rates, w[name + "ssm_a"])), g.expand(g.sigmoid(beta))
+        return [g.reshape(t, 1, h_v, n) for t in found]
+
+    # CUDA fuses all up to `beta` (and the commit of a single token) in this order; a composition first computes what it can
+    # without the convolution
+    fuses = g.device.has_own_kernels
+    early = [] if fuses else gates()
     live = columns.recurrence(g, state, layer)
     c = g.expand(g.silu(live.convolve(qkv, w[name + "ssm_conv1d.weight"])))
     # q and k heads are adjacent: one norm for both
-    qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, c.nb[1])), eps))
-    alpha = g.softplus(g.add(alpha, w[name + "ssm_dt.bias"]))
-    decay = g.expand(g.mul(alpha, w[name + "ssm_a"]))
-    beta = g.expand(g.sigmoid(beta))
+    qk = g.expand(g.l2_norm(g.view(c, (s, 2 * h_k, n), (s * 4, column)), eps))
+    decay, beta = early or gates()
     live.advance_window(qkv)
     q, k = (g.view(qk, (s, h_k, n), (s * 4, qk.nb[2]), offset=i * s * h_k * 4) for i in (0, 1))
-    v = g.view(c, (s, h_v, n), (s * 4, c.nb[1]), offset=2 * s * h_k * 4)
-    decay, beta = (g.reshape(t, 1, h_v, n) for t in (decay, beta))
+    v = g.view(c, (s, h_v, n), (s * 4, column), offset=2 * s * h_k * 4)
     return live.apply(q, k, v, decay, beta)
 
 

@@ -28,6 +28,7 @@ class Recurrence:
         self.g, self.state, self.layer, self.parents, self.path = g, state, layer, parents, path
         self.window, self.delta = state.window(layer), state.delta(layer)
         self._state_index: Any = None
+        self._inputs: Any = None  # window and columns [K-1 + n, C], where ggml's own convolution serves
         if seqs is not None:
             self._state_index = g.view(seqs, (1,))
             self._windows, self._deltas = state.all_states(g, layer)
@@ -37,14 +38,22 @@ class Recurrence:
 
     def convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
         """The short convolution of x [C, n] after the window; kernel [K, C] -> [C, n]."""
-        return self.g.ssm_conv_tree(self.window, x, kernel, self.parents)
+        g = self.g
+        if self.path is None or g.device.has_own_kernels:
+            return g.ssm_conv_tree(self.window, x, kernel, self.parents)
+        self._inputs = g.concat(self.window, g.transpose(x), 0)
+        return g.ssm_conv(self._inputs, kernel)
 
     def advance_window(self, x: Tensor) -> None:
         """For a linear batch, update the window with the inputs x [C, n]."""
         if self.path is None:
             return
         g = self.g
-        window = g.expand(g.ssm_conv_tree_commit(self.window, x, self.path))
+        if self._inputs is None:
+            window = g.expand(g.ssm_conv_tree_commit(self.window, x, self.path))
+        else:
+            last, apart = self.window.ne[0:2], self._inputs.nb[1]
+            window = g.expand(g.copy(g.view(self._inputs, last, (apart,), offset=4 * x.ne[1]), self.window))
         if self._state_index is not None:
             g.expand(g.set_rows(self._windows, g.reshape(window, self._windows.ne[0], 1), self._state_index))
 
@@ -54,10 +63,8 @@ class Recurrence:
         A tree stores its nodes' factors in the state, a linear batch advances it."""
         g, (s, h_v, n) = self.g, v.ne[0:3]
         if self.path is None:
-            rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, self.parents)
-            tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-            g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
-            return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+            factors = self.state.factors(g, self.layer, n)
+            return g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.delta, factors, self.parents)[0]
         out = g.gated_delta_net(q, k, v, decay, beta, self.delta)
         # flat, so that a GPU writes the state in place instead of copying it
         size = s * s * h_v
@@ -101,9 +108,8 @@ class ForestRecurrence:
 
     def apply(self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         """See Recurrence; sequences of one column are advanced."""
-        g, (s, h_v, n) = self.g, v.ne[0:3]
-        rows = g.gated_delta_net_tree_persist(q, k, v, decay, beta, self.deltas, self.parents, self.seqs)
-        tail = g.view(rows, (rows.ne[0] - s * h_v, n), (rows.nb[1],), offset=s * h_v * 4)
-        factors = g.expand(g.copy(tail, self.state.factors(g, self.layer, n)))
+        g, factors = self.g, self.state.factors(self.g, self.layer, v.ne[2])
+        sources = q, k, v, decay, beta, self.deltas, factors, self.parents, self.seqs
+        o, factors = g.gated_delta_net_tree_persist(*sources)
         g.expand(g.gated_delta_net_tree_commit(self.rows_of_deltas, factors, None, self.seqs))
-        return g.view(rows, (s, h_v, n), (s * 4, rows.nb[1]))
+        return o

@@ -30,6 +30,18 @@ struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, in
     return part;
 }
 
+static void no_alloc_dep(void * user_data, struct ggml_tensor * tensor, struct ggml_tensor * until) {
+    (void) user_data, (void) tensor, (void) until;
+}
+
+void dflash_graph_optimize(ggml_backend_t backend, struct ggml_cgraph * graph) {
+    /* lifetimes beyond a node's last use only help fusions, which check overlaps by themselves */
+    struct ggml_backend_graph_optimize_params params = { no_alloc_dep, NULL };
+    if (backend->iface.graph_optimize != NULL) {
+        backend->iface.graph_optimize(backend, graph, &params);
+    }
+}
+
 void dflash_graph_part_free(struct ggml_cgraph * part) {
     free(part);
 }

@@ -15,6 +15,9 @@ uint64_t dflash_graph_set_uid(struct ggml_cgraph * graph);
 struct ggml_cgraph * dflash_graph_part(struct ggml_cgraph * graph, int first, int end);
 void dflash_graph_part_free(struct ggml_cgraph * part);
 
+/* puts the nodes of a graph without memory in the order that its backend prefers, as ggml's scheduler does. */
+void dflash_graph_optimize(ggml_backend_t backend, struct ggml_cgraph * graph);
+
 /* the CPU's memory as a type of its own, i = 0 or 1: graphs' memory of one type is shared by nodes that run one after another. */
 ggml_backend_buffer_type_t dflash_cpu_buffer_type(int i);
 

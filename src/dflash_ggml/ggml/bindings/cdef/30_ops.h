@@ -74,6 +74,7 @@ struct ggml_tensor *ggml_flash_attn_ext(struct ggml_context *ctx, struct ggml_te
     float logit_softcap);
 void ggml_flash_attn_ext_add_sinks(struct ggml_tensor *a, struct ggml_tensor *sinks);
 
+struct ggml_tensor *ggml_pad(struct ggml_context *ctx, struct ggml_tensor *a, int p0, int p1, int p2, int p3);
 struct ggml_tensor *ggml_solve_tri(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b, bool left,
     bool lower, bool uni);
 
