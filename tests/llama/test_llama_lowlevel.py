@@ -167,6 +167,14 @@ def test_functions_of_libllama_are_not_there(facade: Any) -> None:
 # --- vocabulary
 
 
+def test_kinds_of_vocabularies(llm: ToyLlama) -> None:
+    from dflash_ggml.llama.model import LlamaModel
+
+    for kind, expected in (("llama", 1), ("gpt2", 2), ("gemma4", 2)):
+        model = LlamaModel.of("", llm.toy.tokenizer, None, {"tokenizer.ggml.model": kind})
+        assert model.vocab_type() == expected
+
+
 def test_the_vocabulary_behind_a_model(llm: ToyLlama) -> None:
     vocab, tokenizer = c("llama_model_get_vocab", llm.model), llm.toy.tokenizer
     assert c("llama_vocab_n_tokens", vocab) == llm.n_vocab() == tokenizer.n_vocab + 3

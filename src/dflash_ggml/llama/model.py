@@ -107,8 +107,9 @@ class LlamaModel:
     # --- sizes
 
     def vocab_type(self) -> int:
-        """Byte-level BPE, the only kind that is supported."""
-        return CONSTANTS["LLAMA_VOCAB_TYPE_BPE"]
+        """SentencePiece with scores, or BPE."""
+        kind = "SPM" if self._texts.get("tokenizer.ggml.model") == "llama" else "BPE"
+        return CONSTANTS[f"LLAMA_VOCAB_TYPE_{kind}"]
 
     n_vocab, n_ctx_train, n_embd, n_layer = map(_size, ("n_vocab", "n_ctx_train", "n_embd", "n_layers"))
 
