@@ -28,6 +28,8 @@ NEEDED = (8, 0)  # below this there are no kernels of ours
 WIDE = {(8, 0), (9, 0), (10, 0), (10, 3)}  # where matmuls of more than 64 columns are ours (`patches/`, mmw)
 _WIDE_SCRATCH = 192 << 20  # MMW_SCRATCH
 _CUBLAS = 32 << 20  # that ggml gives it to work in
+_SORTED = (9, 0)  # where matmuls of many columns with experts sort them (`patches/`, mmw-product)
+_PARTS = 17 << 20  # unfinished tiles of that, one a multiprocessor
 TYPES = {
     ffi.string(lib.ggml_type_name(t)).decode(): t
     for t in (
@@ -142,14 +144,22 @@ class MatmulTable:
         return cls(timings)
 
 
-def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) -> int:
+def wide_bytes(
+    device: Device,
+    shapes: Iterable[tuple[int, int]],
+    n_batch: int,
+    experts: Iterable[tuple[int, int]] = (),
+    n_used: int = 0,
+) -> int:
     """Memory that matmuls of a prefill batch take beside the graphs.
 
     A matrix as float16 (or an equal part of a larger one in whole 128 rows), the widest input as float16, and cuBLAS's
-    workspace.
+    workspace; or the widest input of experts, sorted, in float16, if that is more.
 
     Args:
         shapes: Columns (k) and rows of the matrices.
+        experts: Columns (k) and number of the matrices that are stacked.
+        n_used: Experts of a token.
     """
     if n_batch <= NARROW_COLUMNS or device.capability not in WIDE:
         return 0
@@ -158,7 +168,12 @@ def wide_bytes(device: Device, shapes: Iterable[tuple[int, int]], n_batch: int) 
         parts = -(-2 * k * rows // _WIDE_SCRATCH)
         scratch = max(scratch, 2 * k * min(rows, padded(-(-rows // parts), 128)))
         widest = max(widest, k)
-    return scratch + 2 * widest * n_batch + _CUBLAS if widest else 0
+    most = scratch + 2 * widest * n_batch
+    if device.capability == _SORTED:
+        pairs = n_batch * n_used
+        for k, n in experts:
+            most = max(most, 2 * padded(k, 256) * (padded(pairs, 8) + 8 * min(n, pairs)) + _PARTS)
+    return most + _CUBLAS if most else 0
 
 
 def worth_measuring(device: Device) -> bool:

@@ -16,6 +16,7 @@ from ..ggml import stock
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
+from ..models.reading import Keys
 from ..models.target import Target
 from ..state.memory import (
     COPIED_EXPERTS,
@@ -206,6 +207,7 @@ class MemoryNeeds:
         if not device.has_own_kernels:
             prompts, trees = composed_bytes(spec, n_batch, columns, depth + 1, n_states)
         head = placement.side(target.head_name)
+        n_used = Keys(opened.file).count("expert_used_count", default=0, low=0)
 
         def scratch(side: int, rows: int) -> int:
             if not placement.has_layers(side):  # the features of a batch are the largest
@@ -238,15 +240,15 @@ class MemoryNeeds:
             if scorer and side.index == 0:
                 parts += scorer.parts(side, n_batch, kv.scorer)
             here = {name: t for name, t in weights.items() if placement.side(name) == side.index}
-            # stacked expert matrices use other matmuls
             shapes = [
                 (t.ne[0], t.ne[1]) for t in here.values() if t.ne[1] > 1 and t.ne[2] == 1 and t.type != F32
             ]
+            experts = {(t.ne[0], t.ne[2]) for t in here.values() if t.ne[2] > 1}
             if feature_row:
                 shapes.append((feature_row, target.n_embd))  # a draft takes the features in
             if scorer and side.index == 0:
                 shapes += [shape for shape in scorer.model.tensors().values() if len(shape) == 2]
-            if wide := wide_bytes(side, shapes, n_batch):
+            if wide := wide_bytes(side, shapes, n_batch, experts, n_used):
                 parts.append(Part("wide matmuls", lambda rows: wide, "lower the batch size (-b)"))
             if copied := copied_bytes(
                 {name: n for name, n in weights.host_sizes.items() if name in here}, n_batch
