@@ -5,10 +5,13 @@
 //   ./wide_bench unpack     time and bandwidth per type, 17,408 x 5,120 values
 //   ./wide_bench shapes     FP16 and BF16 products per shape of the 27B model and number of columns, FP32 sums
 //   ./wide_bench model      all matrix products of a 27B batch in layer order, as one CUDA graph: each part, both, in parts of a matrix
+//   ./wide_bench tiles      products that unpack the weights while they multiply, by columns of a tile, beside unpacking and cuBLAS
+//                           (for Hopper: -gencode=arch=compute_90a,code=sm_90a in place of -arch=native)
 //
 // Weights are random bytes under fixed scales. The model's have 14.6 GB of their own, so that they are read from memory.
 
 #include "mmw-unpack.cuh"
+#include "mmw-product-kernel.cuh"
 #include "timing.cuh"
 
 #include <cublas_v2.h>
@@ -163,9 +166,63 @@ static void time_model(cudaStream_t s) {
     }
 }
 
+template <mmn_type type, int tn>
+static void multiply_tiles(mmwp_args args, cudaStream_t s) {
+    constexpr int tile_rows = ggml_cuda_mmwp_rows(tn), smem = mmwp_smem_bytes<type, tn>;
+    args.n_row_tiles = (args.mat[0].rows + tile_rows - 1)/tile_rows;
+    args.n_col_tiles = (args.cols + tn - 1)/tn;
+    CHECK(cudaFuncSetAttribute((const void *) mmwp_product<type, tn, MMWP_DENSE>, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+    const int blocks = std::min(n_sm, (args.n_row_tiles*args.n_col_tiles*args.n_steps + 2)/3);
+    launch(s, mmwp_product<type, tn, MMWP_DENSE>, dim3(blocks), MMWP_THREADS, smem, args);
+}
+
+template <ggml_type type, mmn_type row>
+static void time_tiles(const char * name, const int64_t values, const int64_t size, const int at, const int at2, cudaStream_t s) {
+    for (const auto & [rows, k] : { std::pair{ 17408, 5120 }, std::pair{ 5120, 17408 } }) {
+        const int64_t n = (int64_t) rows*k, bytes = n/values*size;
+        const int copies = 4, most = 2048;
+        uint8_t * w; half * x, * scratch; float * y, * part, * scale; int * done;
+        CHECK(cudaMalloc(&w, copies*bytes)); CHECK(cudaMalloc(&x, 2ll*most*k)); CHECK(cudaMalloc(&scratch, 2*n)); CHECK(cudaMalloc(&y, 4ll*most*rows));
+        CHECK(cudaMalloc(&part, 4ll*n_sm*256*128)); CHECK(cudaMalloc(&scale, 4*most)); CHECK(cudaMalloc(&done, 4*n_sm));
+        fill_bytes<<<1056, 256, 0, s>>>((uint32_t *) w, copies*bytes/4);
+        if (at >= 0) {
+            fill_scales<<<1056, 256, 0, s>>>(w, copies*n/values, size, at, 2e-4f, at2, 1.5e-3f);
+        }
+        fill_normal<<<1056, 256, 0, s>>>(x, (int64_t) most*k, 1.0f);
+        fill_normal<<<8, 256, 0, s>>>(scale, most, 1.0f);
+        CHECK(cudaMemsetAsync(done, 0, 4*n_sm, s));
+        for (const int cols : { 96, 128, 256, 512, 1024, 2048 }) {
+            mmwp_args args = {};
+            args.mat[0]   = { nullptr, y, rows, rows, 0, nullptr, nullptr };
+            args.n_mat    = 1;
+            args.n_steps  = k/256;
+            args.k        = k;
+            args.cols     = cols;
+            args.stride_w = k/values*size;
+            args.x        = (const char *) x;
+            args.scale    = scale;
+            args.width    = cols;
+            args.part     = part;
+            args.done     = done;
+            args.early    = true;
+            const auto each = [&](const auto & body) {
+                return 1000*time_graph(s, [&] { for (int i = 0; i < 2*copies; ++i) { args.mat[0].w = (const char *) w + i%copies*bytes; body(); } })/(2*copies);
+            };
+            const float us[] = { each([&] { multiply_tiles<row,  96>(args, s); }), each([&] { multiply_tiles<row, 128>(args, s); }),
+                each([&] { multiply_tiles<row, 256>(args, s); }),
+                each([&] { unpack<type>(args.mat[0].w, scratch, n, s); product(scratch, x, y, rows, cols, k, rows); }) };
+            printf("%-6s %6d x %5d %5d | tiles of 96, 128, 256: %7.1f %7.1f %7.1f us, %4.0f TFLOP/s | unpacked, cuBLAS %7.1f us\n", name, rows, k, cols,
+                us[0], us[1], us[2], 2e-6*n*cols/std::min({ us[0], us[1], us[2] }), us[3]);
+        }
+        for (void * p : { (void *) w, (void *) x, (void *) scratch, (void *) y, (void *) part, (void *) scale, (void *) done }) {
+            CHECK(cudaFree(p));
+        }
+    }
+}
+
 int main(int argc, char ** argv) {
-    cudaStream_t s;
-    CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+    cudaDeviceProp properties;
+    cudaStream_t s = open_device(properties);
     void * workspace;
     CHECK(cudaMalloc(&workspace, 32 << 20)); CHECK(cudaMalloc(&alpha_beta, 8));
     const float one_zero[2] = { 1.0f, 0.0f };
@@ -185,6 +242,12 @@ int main(int argc, char ** argv) {
         time_unpack<GGML_TYPE_MXFP4> ("mxfp4",   32,  17,  -1, -1, s);
     } else if (strcmp(what, "shapes") == 0) {
         time_shapes(s);
+    } else if (strcmp(what, "tiles") == 0) {
+        time_tiles<GGML_TYPE_Q4_K,  MMN_Q4_K> ("q4_K",  256, 144,   0,  2, s);
+        time_tiles<GGML_TYPE_Q5_K,  MMN_Q5_K> ("q5_K",  256, 176,   0,  2, s);
+        time_tiles<GGML_TYPE_Q6_K,  MMN_Q6_K> ("q6_K",  256, 210, 208, -1, s);
+        time_tiles<GGML_TYPE_Q8_0,  MMN_Q8_0> ("q8_0",   32,  34,   0, -1, s);
+        time_tiles<GGML_TYPE_MXFP4, MMN_MXFP4>("mxfp4",  32,  17,  -1, -1, s);
     } else {
         time_model(s);
     }
