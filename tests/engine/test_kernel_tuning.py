@@ -317,7 +317,9 @@ def test_memory_of_wide_matmuls(
     assert wide_bytes(device, shapes, n_batch) == expected
     sorted_input = 2 * 768 * (8 * n_batch + 8 * 32) + 17 * MIB  # 32 experts, 8 of them used, k of 700
     wide = wide_bytes(device, shapes, n_batch, [(700, 32), (64, 32)], 8)
-    assert wide == (max(expected, sorted_input + 32 * MIB) if capability == (9, 0) and n_batch > 64 else expected)
+    assert wide == (
+        max(expected, sorted_input + 32 * MIB) if capability == (9, 0) and n_batch > 64 else expected
+    )
     device.use_wide_matmuls(False)  # nothing to switch there, and no error
     device.close()
 
