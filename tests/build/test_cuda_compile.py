@@ -53,6 +53,31 @@ def test_compiles(name, tmp_path):
     _compile([*command, *stub], name, tmp_path / "out.ptx")
 
 
+@pytest.mark.skipif(NVCC is None or shutil.which("nm") is None, reason="nvcc or nm is not installed")
+@pytest.mark.parametrize("name", ["mmw.cu", "fattn-narrow.cu"])
+def test_other_architectures_need_nothing_of_hopper(name, tmp_path):
+    """What is compiled for one architecture only is missing in builds for others."""
+    cuda = GGML / "src" / "ggml-cuda"
+    there = "\n".join(path.read_text() for path in (cuda / "sm90a").glob("*.cu"))
+    functions = re.findall(r"^(?:void|const) .*?(\w+)\(", there, re.MULTILINE)
+    assert len(functions) >= 4
+    stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
+    command = [
+        NVCC,
+        "-c",
+        "-arch=sm_80",
+        "-std=c++17",
+        "--expt-relaxed-constexpr",
+        "--extended-lambda",
+        *stub,
+    ]
+    _compile([*command, "-Xptxas", "-O0"], f"ggml/src/ggml-cuda/{name}", tmp_path / "out.o")
+    symbols = subprocess.run(
+        ["nm", "-u", tmp_path / "out.o"], capture_output=True, text=True, check=True
+    ).stdout
+    assert [f for f in functions if f in symbols] == []
+
+
 @pytest.mark.skipif(HIPCC is None, reason="hipcc is not installed")
 @pytest.mark.parametrize("name", FOR_HIP)
 def test_compiles_for_hip(name, tmp_path):
