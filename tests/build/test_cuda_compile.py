@@ -39,18 +39,7 @@ def test_patches_bring_cuda_files():
 @pytest.mark.parametrize("name", [*OURS, *BENCHES])
 def test_compiles(name, tmp_path):
     """One architecture, no optimisation, no code below PTX: that is enough to find what the compiler refuses."""
-    stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
-    command = [
-        NVCC,
-        "-ptx",
-        "-arch=compute_90a",
-        "-std=c++17",
-        "-Xcicc",
-        "-O0",
-        "--expt-relaxed-constexpr",
-        "--extended-lambda",
-    ]
-    _compile([*command, *stub], name, tmp_path / "out.ptx")
+    _compile_cuda(["-ptx", "-arch=compute_90a", "-Xcicc", "-O0"], name, tmp_path / "out.ptx")
 
 
 @pytest.mark.skipif(NVCC is None or shutil.which("nm") is None, reason="nvcc or nm is not installed")
@@ -61,17 +50,8 @@ def test_other_architectures_need_nothing_of_hopper(name, tmp_path):
     there = "\n".join(path.read_text() for path in (cuda / "sm90a").glob("*.cu"))
     functions = re.findall(r"^(?:void|const) .*?(\w+)\(", there, re.MULTILINE)
     assert len(functions) >= 4
-    stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
-    command = [
-        NVCC,
-        "-c",
-        "-arch=sm_80",
-        "-std=c++17",
-        "--expt-relaxed-constexpr",
-        "--extended-lambda",
-        *stub,
-    ]
-    _compile([*command, "-Xptxas", "-O0"], f"ggml/src/ggml-cuda/{name}", tmp_path / "out.o")
+    flags = ["-c", "-arch=sm_80", "-Xptxas", "-O0"]
+    _compile_cuda(flags, f"ggml/src/ggml-cuda/{name}", tmp_path / "out.o")
     symbols = subprocess.run(
         ["nm", "-u", tmp_path / "out.o"], capture_output=True, text=True, check=True
     ).stdout
@@ -86,6 +66,12 @@ def test_compiles_for_hip(name, tmp_path):
     flags += ["-DGGML_HIP_GRAPHS", "-DGGML_HIP_NO_VMM"]
     command = [HIPCC, "-x", "hip", "--offload-arch=gfx1151", "--cuda-device-only", *flags]
     _compile(command, name, tmp_path / "out.s")
+
+
+def _compile_cuda(flags: list[str], name: str, into: Path) -> None:
+    stub = [] if _has_cublas() else ["-I", str(ROOT / "tests" / "reference" / "cublas_stub")]
+    usual = ["-std=c++17", "--expt-relaxed-constexpr", "--extended-lambda"]
+    _compile([NVCC, *flags, *usual, *stub], name, into)
 
 
 def _compile(command: list[str], name: str, into: Path) -> None:
