@@ -1,6 +1,7 @@
 """Kernels of a step on a GPU, counted and timed through PyTorch's profiler (which sees every kernel of the process).
 
-    python bench/kernels.py -m TARGET -md DRAFT [--widths 1 24] [--users 4 8] [--context 2048] [--top 25] [--timeline]
+    python bench/kernels.py -m TARGET [-md DRAFT] [--widths 1 24] [--users 4 8] [--prompt 4096] [--context 2048] [--top 25]
+        [--timeline]
 
 Times are the profiler's own: gaps between kernels are not in them, and a kernel that starts while the one before it still runs
 has its waiting in them. `wall` is the same call without a profiler, its host work included. With --users also passes over that
@@ -30,6 +31,7 @@ from dflash_ggml.decode.forest import Forest
 from dflash_ggml.decode.tree import root_only
 
 JOINT = 64  # columns over all sequences
+DEPTH = 15  # of trees where no draft says one
 
 
 def short(name: str) -> str:
@@ -39,23 +41,33 @@ def short(name: str) -> str:
     return re.sub(r"^void ", "", name)[:90]
 
 
-def of_one(engine: Solo, widths: list[int], context: int, rng: np.random.Generator) -> dict[str, Callable]:
+def of_one(
+    engine: Solo, widths: list[int], prompt: int, context: int, rng: np.random.Generator
+) -> dict[str, Callable]:
     """The passes of one sequence."""
     passes, sequence = engine.passes, engine.sequence
+    ids = rng.integers(0, engine.n_vocab, prompt).tolist()
+    engine.reset()
     engine.prefill(rng.integers(0, engine.n_vocab, context).tolist())
 
     def draft():
         sequence.pending, sequence.unseen = 5, (0, 1, 2)
         return engine.drafter.propose([sequence], 31)
 
-    calls: dict[str, Callable] = {
-        "plain": lambda: passes.choices(passes.linear(sequence, [5])),
-        "draft": draft,
-    }
+    def read():
+        engine.reset()
+        engine.prefill(ids)
+
+    calls: dict[str, Callable] = {"plain": lambda: passes.choices(passes.linear(sequence, [5]))}
+    if engine.drafter is not None:
+        calls["draft"] = draft
+    depth = DEPTH if engine.drafter is None else engine.drafter.depth
     for width in widths:
-        tree = random_tree(rng, width, engine.n_vocab, engine.drafter.depth)
+        tree = random_tree(rng, width, engine.n_vocab, depth)
         forest = Forest([sequence], [tree])
         calls[f"verify {width}"] = lambda forest=forest: passes.choices(passes.verify(forest))
+    if prompt:
+        calls[f"prompt of {prompt}"] = read
     return calls
 
 
@@ -93,12 +105,12 @@ def of_several(engine: Solo, users: int, context: int, rng: np.random.Generator)
 
 
 def all_calls(
-    engine: Solo, widths: list[int], users: list[int], context: int
+    engine: Solo, widths: list[int], users: list[int], prompt: int, context: int
 ) -> Iterator[tuple[str, Callable]]:
     """Every pass with its name, warm; slots of several sequences are open while theirs run."""
     rng = np.random.default_rng(0)
     for n in (0, *users):
-        calls = of_several(engine, n, context, rng) if n else of_one(engine, widths, context, rng)
+        calls = of_several(engine, n, context, rng) if n else of_one(engine, widths, prompt, context, rng)
         for name, call in calls.items():
             for _ in range(4):
                 call()
@@ -174,9 +186,10 @@ def sections(events: list[dict]) -> list[tuple[tuple[str, ...], list[list[Times]
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("-m", "--model", required=True)
-    p.add_argument("-md", "--model-draft", required=True)
+    p.add_argument("-md", "--model-draft", type=Path, help="needed with --users")
     p.add_argument("--widths", type=int, nargs="*", default=[24])
     p.add_argument("--users", type=int, nargs="*", default=[])
+    p.add_argument("--prompt", type=int, default=0, help="also a prompt of so many tokens")
     p.add_argument("--context", type=int, default=2048, help="tokens of each text")
     p.add_argument("--top", type=int, default=25)
     p.add_argument("--repeat", type=int, default=5)
@@ -187,11 +200,11 @@ def main() -> None:
     with Solo.load(
         EngineConfig(
             Path(a.model),
-            Path(a.model_draft),
-            n_ctx=max(8192, most * (a.context + 1024)),
+            a.model_draft,
+            n_ctx=max(8192, most * (a.context + 1024), a.prompt + 1024),
             budget=max(31, *a.widths),
             chain_seed=True,
-            spec=DRAFTS,
+            spec=DRAFTS if a.model_draft else None,
             parallel=most,
             **cache_types(a),
         )
@@ -199,9 +212,9 @@ def main() -> None:
         # once a profiler was there, launches take longer
         walls = {
             name: wall(engine, call, 4 * a.repeat)
-            for name, call in all_calls(engine, a.widths, a.users, a.context)
+            for name, call in all_calls(engine, a.widths, a.users, a.prompt, a.context)
         }
-        for name, call in all_calls(engine, a.widths, a.users, a.context):
+        for name, call in all_calls(engine, a.widths, a.users, a.prompt, a.context):
             kernels = profile(engine, call, a.repeat)
             total = sum(map(sum, kernels.values())) / a.repeat
             print(
