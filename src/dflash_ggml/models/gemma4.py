@@ -263,15 +263,18 @@ class Gemma4(Target):
         after that. Values are normalised, scores not scaled."""
         d, n, heads, kv_heads = self.kind(i).head_dim, columns.n, self.heads[i], self.kv_heads[i]
         name = f"blk.{i}.attn_"
+        own = i < self.n_own
         q = g.reshape(g.expand(matmul(g, w, name + "q", y)), d, heads, n)
-        if i < self.n_own:
+        if own:
             k = g.reshape(g.expand(matmul(g, w, name + "k", y)), d, kv_heads, n)
             v = g.reshape(g.expand(matmul(g, w, name + "v", y)), d, kv_heads, n) if self.valued[i] else k
+        # q first: one kernel then computes all three
+        q = rope.rotate(g, g.rms_norm(q, self.rms_eps, w[name + "q_norm.weight"]), columns.positions)
+        q = cache.queries(g, q)
+        if own:
             v = g.reshape(g.rms_norm(v, self.rms_eps), d * kv_heads, n)
             k = rope.rotate(g, g.rms_norm(k, self.rms_eps, w[name + "k_norm.weight"]), columns.positions)
             cache = cache.write(g, k, v, columns.rows)
-        q = rope.rotate(g, g.rms_norm(q, self.rms_eps, w[name + "q_norm.weight"]), columns.positions)
-        q = cache.queries(g, q)
         o = cache.attend(g, q, columns.attend, columns.n_kv, columns.gathered, scale=1.0)
         return matmul(g, w, name + "output", g.reshape(o, d * heads, n)), cache
 
