@@ -515,12 +515,22 @@ def ranges_of(rng: Generator, n: int, kv: int, kind: str) -> Array:
 
 
 def run_range_attention(
-    rng: Generator, d: int, kv_heads: int, gqa: int, n: int, kv: int, type_k: str, type_v: str, kind: str
+    rng: Generator,
+    d: int,
+    kv_heads: int,
+    gqa: int,
+    n: int,
+    kv: int,
+    type_k: str,
+    type_v: str,
+    kind: str,
+    sinks: bool,
 ) -> None:
     """Keys and values are given as float32 and converted by ggml; the reference takes what came of that."""
     q = uniform(rng, n, kv_heads * gqa, d, low=-8.0, high=8.0)
     ranges = ranges_of(rng, n, kv, kind)
     caches = [uniform(rng, kv, kv_heads * d) for _ in "kv"]
+    of_heads = uniform(rng, kv_heads * gqa, low=-10.0, high=10.0) if sinks else None
     with OpGraph(threads=2) as g:
         views, rounded = [], []
         for cache, name in zip(caches, (type_k, type_v), strict=True):
@@ -532,10 +542,12 @@ def run_range_attention(
             rounded.append(lib.ggml_cast(g.ctx, held, lib.GGML_TYPE_F32))
         queries = lib.ggml_permute(g.ctx, g.tensor(q), 0, 2, 1, 3)
         out = lib.ggml_flash_attn_ranges(g.ctx, queries, *views, g.tensor(ranges), d**-0.5)
+        if of_heads is not None:
+            lib.ggml_flash_attn_ext_add_sinks(out, g.tensor(of_heads))
         found, k, v = (a[0] for a in g.run(out, *rounded))
     some = rng.permutation(n)[:12]  # float64 takes its time
     k, v = (a.reshape(kv, kv_heads, d) for a in (k, v))
-    expected = ref.range_attention(q[some], k, v, ranges[:, some], d**-0.5)
+    expected = ref.range_attention(q[some], k, v, ranges[:, some], d**-0.5, of_heads)
     # a single column over another type than float32 is summed in float16, or multiplied with a rounded query
     narrow = n * gqa < 64 and (type_k, type_v) != ("GGML_TYPE_F32", "GGML_TYPE_F32")
     assert_close(found[some], expected, 2e-2 if narrow else TOL)

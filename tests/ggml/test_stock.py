@@ -257,18 +257,20 @@ def test_masks(native: Device, device: Device, pieces: int) -> None:
     np.testing.assert_array_equal(found["forest"], expected["forest"])
 
 
-def test_attention_over_ranges(native: Device, device: Device) -> None:
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention_over_ranges(native: Device, device: Device, has_sinks: bool) -> None:
     """Values are float16 below 1 and ggml's attention adds them up as such, weighted: 2^-11 for each of a few roundings."""
     n, n_kv, d = 9, 256, 64
 
     def build(g: Graph, stores, inputs) -> None:
         q, k, v = (stores[name] for name in "qkv")
-        g.output(g.range_attention(q, k, v, inputs["ranges"], d**-0.5), "out")
+        g.output(g.range_attention(q, k, v, inputs["ranges"], d**-0.5, stores.get("sinks")), "out")
 
     low = np.arange(n, dtype=np.int32) * 5
     ranges = np.stack([low, low + 100])
     stores = {"q": numbers(2, n, d), "k": numbers(1, n_kv, d, seed=1), "v": numbers(1, n_kv, d, seed=2)}
     stores |= {name: stores[name].astype(np.float16) for name in "kv"}
+    stores |= {"sinks": np.array([-2, 4], np.float32)} if has_sinks else {}
     expected, found = (run(d, build, stores, {"ranges": ranges})["out"] for d in (native, device))
     assert np.isfinite(found).all() and np.abs(found - expected).max() <= 4 * 2.0**-11
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dflash_ggml.config import EngineConfig
-from dflash_ggml.engine.memory_planner import Opened, memory_needs
+from dflash_ggml.engine.memory_planner import Opened, composed_bytes, memory_needs
 from dflash_ggml.errors import ModelFileError
 from dflash_ggml.files.gguf import GGUFFile
-from dflash_ggml.ggml.device import Device
+from dflash_ggml.ggml.device import NARROW_COLUMNS, Device
 from dflash_ggml.ggml.operations import Yarn
 from dflash_ggml.models.experts import Experts
 from dflash_ggml.models.gpt_oss import GptOss
@@ -84,6 +84,11 @@ def test_published_sizes(size: str, tmp_path: Path) -> None:
         assert target.windows == (128, None) * (layers // 2)
         assert target.experts == Experts(D, experts, 4, D, scoring="chosen", limit=7.0)
         assert target.rope_full.yarn == Yarn(32.0, 4096, pytest.approx(1.3465736), 32.0, 1.0)  # type: ignore[arg-type]
+        # masks are made for few columns, or where attention over ranges is composed: of all rows, and of a window's
+        per_row = target.scratch_bytes(4096, 131072, 0) - target.scratch_bytes(4096, 131071, 0)
+        assert per_row == 2 * NARROW_COLUMNS
+        masks, _ = composed_bytes(target.state_spec(), 512, 0, 1, 1)
+        assert masks(8192) == 2 * 512 * (8192 + 768)
         device = Device.cpu(1, reference=True)
         try:
             declared = memory_needs(Opened(device, EngineConfig(path, n_ctx=4096), file, target))

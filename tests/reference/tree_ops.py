@@ -167,18 +167,24 @@ def delta_net_commit(state: Array, u: Array, k: Array, g_sum: Array, path: Array
     return out
 
 
-def range_attention(q: Array, k: Array, v: Array, ranges: Array, scale: float) -> Array:
+def range_attention(
+    q: Array, k: Array, v: Array, ranges: Array, scale: float, sinks: Array | None = None
+) -> Array:
     """Softmax attention of q [n, heads, d] over k and v [rows, kv_heads, d], where column i sees the rows from
-    ranges[0, i] to before ranges[1, i]; zeros where it sees none."""
+    ranges[0, i] to before ranges[1, i]; zeros where it sees none. sinks [heads]: one more score each, whose value is 0."""
     out = np.zeros(q.shape)
     gqa = q.shape[1] // k.shape[1]
+    sink = np.full(q.shape[1], -np.inf) if sinks is None else sinks.astype(np.float64)
+    sink = sink.reshape(k.shape[1], gqa, 1)
     for i, (first, end) in enumerate(ranges.T):
         if first < end:
             queries = q[i].astype(np.float64).reshape(k.shape[1], gqa, -1)
             keys, values = (a[first:end].astype(np.float64).transpose(1, 0, 2) for a in (k, v))
             scores = scale * queries @ keys.transpose(0, 2, 1)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            out[i] = (weights / weights.sum(-1, keepdims=True) @ values).reshape(q.shape[1], -1)
+            top = np.maximum(scores.max(-1, keepdims=True), sink)
+            weights = np.exp(scores - top)
+            total = weights.sum(-1, keepdims=True) + np.exp(sink - top)
+            out[i] = (weights / total @ values).reshape(q.shape[1], -1)
     return out
 
 

@@ -16,6 +16,7 @@ from ..ggml import stock
 from ..ggml.device import F32, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
+from ..models.layers import ring_view_rows
 from ..models.reading import Keys
 from ..models.target import Target
 from ..state.memory import (
@@ -447,13 +448,19 @@ def composed_bytes(
     Returns:
         Additional bytes of a prefill batch, by cache rows, and the minimum bytes of a tree.
     """
+    # of the layers that see all, and of those that see a window
+    gathered = ring_view_rows([layer.window for layer in spec.kv], n_batch)
+
+    def masks(rows: int) -> int:
+        return stock.mask_bytes(n_batch, rows + gathered)
+
     if not spec.recurrent:
-        return partial(stock.mask_bytes, n_batch), 0
+        return masks, 0
     conv, delta = spec.recurrent[0].conv, spec.recurrent[0].delta
     joined = 4 * conv.channels * (n_batch + conv.kernel)  # a convolution's window and columns
     sizes = delta.dim, delta.v_heads, delta.factors, path, n_states, len(spec.recurrent)
     tree = stock.conv_bytes(columns, conv.channels, conv.kernel) + stock.delta_bytes(columns, *sizes)
-    return lambda rows: stock.mask_bytes(n_batch, rows) + joined, tree if columns else 0
+    return lambda rows: masks(rows) + joined, tree if columns else 0
 
 
 def fitting_needs(opened: Opened) -> MemoryNeeds:

@@ -308,7 +308,7 @@ class Operations:
             seqs: As in `ssm_conv_forest`.
             spans: int32 [2, sequences], first row that a column of the sequence sees, and the one after the last; rows outside
                 are masked and need not be read.
-                sinks: float32 [heads], an additional logit per head, with value 0.
+            sinks: float32 [heads], an additional logit per head, with value 0.
 
         Returns:
             [d, heads, n].
@@ -323,14 +323,21 @@ class Operations:
             lib.ggml_flash_attn_ext_add_sinks(y, sinks)
         return y
 
-    def range_attention(self, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float) -> Tensor:
-        """`attention` with column i limited to rows ranges[0, i] up to, not including, ranges[1, i]; ranges int32 [n, 2]."""
+    def range_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, sinks: Tensor | None = None
+    ) -> Tensor:
+        """`attention` with column i limited to rows ranges[0, i] up to, not including, ranges[1, i]; ranges int32 [n, 2].
+
+        A column without rows gets zeros, also with sinks.
+        """
         if ranges.ne[0] != q.ne[1] or ranges.ne[1] != 2 or q.ne[2] % k.ne[2]:
             raise ValueError(
                 f"attention: q {tuple(q.ne)}, k {tuple(k.ne)}, ranges {tuple(ranges.ne)} do not fit"
             )
         y = lib.ggml_flash_attn_ranges(self.ctx, q, k, v, ranges, scale)
-        return self._own(y, stock.range_attention, q, k, v, ranges, scale)
+        if sinks is not None:
+            lib.ggml_flash_attn_ext_add_sinks(y, sinks)
+        return self._own(y, stock.range_attention, q, k, v, ranges, scale, sinks)
 
     def range_mask(self, ranges: Tensor, n_kv: int) -> Tensor:
         """The mask float16 [n_kv, n] equivalent to ranges int32 [n, 2], or [n, 2 m]: first, end, first, ..."""

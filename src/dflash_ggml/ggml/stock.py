@@ -446,9 +446,11 @@ def forest_mask(g: Graph, ranges: Tensor, rows: Tensor, parents: Tensor, seqs: T
     return g.derive(f"forest {n_kv}", shape, _fill_forest, ranges, rows, parents, seqs)[0]
 
 
-def range_attention(g: Graph, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float) -> Tensor:
-    """See Operations.range_attention."""
-    return g.attention(q, k, v, range_mask(g, ranges, k.ne[1]), scale)
+def range_attention(
+    g: Graph, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, sinks: Tensor | None = None
+) -> Tensor:
+    """See Operations.range_attention. The mask is the device's own where it has that operation and lacks this head size."""
+    return g.attention(q, k, v, g.range_mask(ranges, k.ne[1]), scale, sinks=sinks)
 
 
 def top_k_log_probs(g: Graph, a: Tensor, k: int) -> Tensor:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..ggml.stock import mask_bytes
-from .layers import ring_view_rows
 from .qwen3moe import Qwen3Moe
 from .reading import Keys, windows
 
@@ -44,8 +42,3 @@ class GptOss(Qwen3Moe):
         biases = {n.removesuffix("weight") + "bias": shape[1:] for n, shape in matrices.items()}
         sinks = {f"blk.{i}.attn_sinks.weight": (self.n_heads,) for i in range(self.n_layers)}
         return shapes | biases | sinks
-
-    def scratch_bytes(self, columns: int, rows: int, n_taps: int) -> int:
-        """As in the base class, plus the masks that attention with sinks needs in every pass."""
-        masks = mask_bytes(columns, rows + ring_view_rows(self.seen, columns))
-        return super(GptOss, self).scratch_bytes(columns, rows, n_taps) + masks

@@ -57,11 +57,8 @@ class Visibility:
         Returns:
             [d, heads, n].
         """
-        # range attention has no sinks: use one mask for all layers
-        if self._mask is None and sinks is not None:
-            self._mask = g.range_mask(self._ranges, self.n_kv)
         if self._mask is None:
-            return g.range_attention(q, keys, values, self._ranges, scale)
+            return g.range_attention(q, keys, values, self._ranges, scale, sinks)
         return g.attention(q, keys, values, self._mask, scale, self._spanned, self._spans, sinks)
 
 
