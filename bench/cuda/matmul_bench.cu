@@ -74,7 +74,7 @@ static workspace make_workspace() {
 static void convert(cudaStream_t s, const workspace & ws, const float * x, int k, int cols, int nt) {
     const int n_done = 4096;
     const int64_t stride = k;
-    launch(s, mmn_convert<false>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, k/256, cols, nt, ws.x, ws.done, n_done);
+    launch(s, mmn_convert<MMN_INPUT_PLAIN>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, k/256, cols, nt, ws.x, ws.done, n_done);
 }
 
 struct matrix { const char * w; float * dst; int rows; };
