@@ -90,6 +90,7 @@ struct bench {
         a.n_cols = c.cols;
         a.gqa    = c.gqa;
         a.n_heads_kv = c.heads_kv;
+        a.n_heads    = c.heads_kv*c.gqa;
         a.n_tiles    = (c.cols*c.gqa + FATTN_RANGES_ROWS - 1)/FATTN_RANGES_ROWS;
         a.n_splits   = c.splits;
         a.scale      = 1.4426950408889634f/sqrtf(c.d);

@@ -525,20 +525,28 @@ def run_range_attention(
     type_v: str,
     kind: str,
     sinks: bool,
+    shifted: bool = False,
 ) -> None:
-    """Keys and values are given as float32 and converted by ggml; the reference takes what came of that."""
+    """Keys and values are given as float32 and converted by ggml; the reference takes what came of that.
+
+    shifted: Each K/V head begins a row behind the one before.
+    """
     q = uniform(rng, n, kv_heads * gqa, d, low=-8.0, high=8.0)
     ranges = ranges_of(rng, n, kv, kind)
-    caches = [uniform(rng, kv, kv_heads * d) for _ in "kv"]
+    held_rows, held_heads = (kv + kv_heads, 1) if shifted else (kv, kv_heads)
+    caches = [uniform(rng, held_rows, held_heads * d) for _ in "kv"]
     of_heads = uniform(rng, kv_heads * gqa, low=-10.0, high=10.0) if sinks else None
     with OpGraph(threads=2) as g:
         views, rounded = [], []
         for cache, name in zip(caches, (type_k, type_v), strict=True):
             type_ = getattr(lib, name)
             held = lib.ggml_cast(g.ctx, g.tensor(cache), type_)
-            views.append(
-                lib.ggml_view_3d(g.ctx, held, d, kv, kv_heads, held.nb[1], lib.ggml_row_size(type_, d), 0)
+            view = lib.ggml_view_3d(
+                g.ctx, held, d, kv, held_heads, held.nb[1], lib.ggml_row_size(type_, d), 0
             )
+            if shifted:
+                view.ne[2], view.nb[2] = kv_heads, held.nb[1]
+            views.append(view)
             rounded.append(lib.ggml_cast(g.ctx, held, lib.GGML_TYPE_F32))
         queries = lib.ggml_permute(g.ctx, g.tensor(q), 0, 2, 1, 3)
         out = lib.ggml_flash_attn_ranges(g.ctx, queries, *views, g.tensor(ranges), d**-0.5)
@@ -546,7 +554,12 @@ def run_range_attention(
             lib.ggml_flash_attn_ext_add_sinks(out, g.tensor(of_heads))
         found, k, v = (a[0] for a in g.run(out, *rounded))
     some = rng.permutation(n)[:12]  # float64 takes its time
-    k, v = (a.reshape(kv, kv_heads, d) for a in (k, v))
+    k, v = (a.reshape(held_rows, held_heads, d) for a in (k, v))
+    if shifted:
+        heads = np.r_[0, rng.permutation(kv_heads)[:6], kv_heads - 1]
+        k, v = (np.stack([a[h : h + kv, 0] for h in heads], 1) for a in (k, v))
+        every = (heads[:, None] * gqa + np.arange(gqa)).ravel()
+        q, found, of_heads = q[:, every], found[:, every], None if of_heads is None else of_heads[every]
     expected = ref.range_attention(q[some], k, v, ranges[:, some], d**-0.5, of_heads)
     # a single column over another type than float32 is summed in float16, or multiplied with a rounded query
     narrow = n * gqa < 64 and (type_k, type_v) != ("GGML_TYPE_F32", "GGML_TYPE_F32")
