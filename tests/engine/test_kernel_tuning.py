@@ -22,6 +22,7 @@ from dflash_ggml.engine.kernel_tuning import (
     StockRange,
     Timing,
     apply,
+    copies_by_heads,
     measure_matmuls,
     sample,
     wide_bytes,
@@ -287,6 +288,23 @@ def test_a_cpu_is_not_worth_it() -> None:
     for widths in ((0, 4), (5, 4), (1, 65)):
         with pytest.raises(ValueError, match="outside 1..64"):
             device.use_narrow_matmuls(False, TYPES["f16"], *widths)
+    device.close()
+
+
+@pytest.mark.parametrize(
+    ("capability", "dims", "expected"),
+    [
+        ((9, 0), [256], True),
+        ((8, 6), [128, 64], True),
+        ((9, 0), [96], False),
+        ((7, 5), [256], False),
+        (None, [64], False),
+    ],
+)
+def test_where_caches_are_unpacked_by_heads(monkeypatch, capability, dims, expected) -> None:
+    monkeypatch.setattr(Device, "capability", capability)
+    device = Device.cpu(1)
+    assert copies_by_heads(device, dims) == expected
     device.close()
 
 

@@ -350,6 +350,15 @@ def test_what_a_gpu_copies_for_many_columns():
     assert sizes == [0, 2_048_000, 4_096_000]
 
 
+def test_what_a_gpu_copies_by_heads():
+    """At most 256 MiB or one head, and never less for more rows."""
+    spec, q4, mib = StateSpec((KvLayer(4, 256), KvLayer(2, 256))), KvType.named("q4_0", "q4_0"), 1 << 20
+    rows = (1000, 65_536, 80_000, 262_144, 524_288)
+    sizes = [spec.f16_copy(n, q4, by_heads=True) / mib for n in rows]
+    assert sizes == [4096 * 1000 / mib, 256, 256, 256, 512]
+    assert spec.f16_copy(262_144, KvType.named("f16", "f16"), by_heads=True) == 0
+
+
 def test_heads_that_blocks_do_not_divide():
     KvType.named("f16", "bf16").check(48, "target")
     with pytest.raises(

@@ -29,6 +29,7 @@ WIDE = {(8, 0), (9, 0), (10, 0), (10, 3)}  # where matmuls of more than 64 colum
 _WIDE_SCRATCH = 192 << 20  # MMW_SCRATCH
 _CUBLAS = 32 << 20  # that ggml gives it to work in
 _SORTED = (9, 0)  # where matmuls of many columns with experts sort them (`patches/`, mmw-product)
+_RANGE_HEADS = (64, 128, 256, 512)  # that attention over ranges has on CUDA
 _PARTS = 17 << 20  # unfinished tiles of that, one a multiprocessor
 TYPES = {
     ffi.string(lib.ggml_type_name(t)).decode(): t
@@ -174,6 +175,12 @@ def wide_bytes(
         for k, n in experts:
             most = max(most, 2 * padded(k, 256) * (padded(pairs, 8) + 8 * min(n, pairs)) + _PARTS)
     return most + _CUBLAS if most else 0
+
+
+def copies_by_heads(device: Device, head_dims: Iterable[int]) -> bool:
+    """Whether a GPU unpacks quantised caches for prompts alone, some heads at a time. Without kernels of ours ggml's unpack them
+    for trees too, and whole."""
+    return (device.capability or (0, 0)) >= NEEDED and all(d in _RANGE_HEADS for d in head_dims)
 
 
 def worth_measuring(device: Device) -> bool:

@@ -13,7 +13,7 @@ from ..errors import DeviceError
 from ..files.gguf import GGUFFile
 from ..files.pairs import EMBEDDED_CONTEXT, EMBEDDED_TARGET
 from ..ggml import stock
-from ..ggml.device import F32, Device, list_devices
+from ..ggml.device import F32, NARROW_COLUMNS, Device, list_devices
 from ..ggml.host import free_memory
 from ..ggml.weights import Source, Weights
 from ..models.layers import ring_view_rows
@@ -37,7 +37,7 @@ from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
 from .cpu_offload import copied_bytes, expert_sizes, fewest_layers, host_experts, host_names
-from .kernel_tuning import wide_bytes
+from .kernel_tuning import copies_by_heads, wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
 from .placement import LAYER, ONE_SIDE, Placement, draft_side, in_ranks, open_cpu, place_layers
@@ -209,17 +209,21 @@ class MemoryNeeds:
             prompts, trees = composed_bytes(spec, n_batch, columns, depth + 1, n_states)
         head = placement.side(target.head_name)
         n_used = Keys(opened.file).count("expert_used_count", default=0, low=0)
+        by_heads = copies_by_heads(device, (layer.head_dim for layer in spec.kv))
 
         def scratch(side: int, rows: int) -> int:
             if not placement.has_layers(side):  # the features of a batch are the largest
                 return 8 * (n_batch * len(taps) + columns) * target.n_embd
-            copied = spec.f16_copy(rows, kv.target) if device.is_gpu else 0
+            copied = spec.f16_copy(rows, kv.target, by_heads) if device.is_gpu else 0
             prompt = target.scratch_bytes(n_batch, rows, len(taps)) + copied + prompts(rows)
             if scorer and side == 0:
                 prompt = max(prompt, scorer.scratch_bytes(device, n_batch, rows, kv.scorer))
             most = logits if side == head else 0
             if window is None:
-                return max(prompt, most, trees)
+                masked = 0
+                if by_heads and columns > NARROW_COLUMNS:  # ggml's kernels unpack all heads
+                    masked = target.scratch_bytes(columns, rows, len(taps)) + spec.f16_copy(rows, kv.target)
+                return max(prompt, most, trees, masked)
             gathered = window.nbytes(max(columns, 1), spec, kv.target)
             return max(prompt, most + gathered, target.scratch_bytes(columns, rows, len(taps)) + gathered)
 

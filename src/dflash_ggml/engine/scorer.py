@@ -32,6 +32,7 @@ from ..state.state import state_parts
 from ..text.prompt_selection import QUESTION
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
+from .kernel_tuning import copies_by_heads
 from .passes import TargetPasses
 
 LONGEST = 131_072  # tokens of a scored prompt
@@ -107,7 +108,11 @@ class ScorerSource:
     def scratch_bytes(self, device: Device, n_batch: int, target_rows: int, kv_type: KvType) -> int:
         """Estimated scratch memory of its passes."""
         rows = self.rows(target_rows)
-        copied = self.model.trunk.state_spec().f16_copy(rows, kv_type) if device.is_gpu else 0
+        spec = self.model.trunk.state_spec()
+        copied = 0
+        if device.is_gpu:
+            by_heads = copies_by_heads(device, (layer.head_dim for layer in spec.kv))
+            copied = spec.f16_copy(rows, kv_type, by_heads)
         return self.model.scratch_bytes(n_batch, rows) + copied
 
     def start(

@@ -15,6 +15,8 @@ from ..ggml.device import F16
 from .kv_type import KvType, row_bytes
 from .rotation import rotation_bytes
 
+COPY_BYTES = 256 << 20  # FATTN_RANGES_COPY_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
@@ -132,7 +134,14 @@ class StateSpec:
         a_row = sum(row_bytes(type_, layer.row) for layer in self.kv for type_ in (kv_type.k, kv_type.v))
         return rows * a_row + rotation_bytes((layer.head_dim for layer in self.kv), kv_type)
 
-    def f16_copy(self, rows: int, kv_type: KvType) -> int:
-        """Scratch bytes of the float16 copy that a GPU makes of a layer's `rows` rows for attention of many columns."""
-        copied = (kv_type.k != F16) + (kv_type.v != F16)
-        return rows * 2 * copied * max((layer.row for layer in self.kv), default=0)
+    def f16_copy(self, rows: int, kv_type: KvType, by_heads: bool = False) -> int:
+        """Scratch bytes of the float16 copy that a GPU makes of a layer's `rows` rows for attention of many columns.
+
+        Args:
+            by_heads: It copies as many heads at a time as COPY_BYTES allow, at least one.
+        """
+        a_row = 2 * rows * ((kv_type.k != F16) + (kv_type.v != F16))
+        sizes = ((a_row * layer.row, a_row * layer.head_dim) for layer in self.kv)
+        return max(
+            (min(whole, max(COPY_BYTES, one)) if by_heads else whole for whole, one in sizes), default=0
+        )
