@@ -76,6 +76,7 @@ TESTS = (
     "tests/engine/test_gpu_several.py",
     "tests/engine/test_gpu_experts.py",
     "tests/engine/test_gpu_host_experts.py",
+    "tests/engine/test_gpu_embedding.py",
     "tests/engine/test_gpu_rings.py",
     "tests/engine/test_gpu_kv_targets.py",
     "tests/state/test_kv_types.py",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dflash_ggml.ggml import pages
-from dflash_ggml.ggml.pages import LockedPages, pieces, spans
+from dflash_ggml.ggml.pages import LockedPages, kernels_read_host, pieces, spans
 
 
 class Driver:
@@ -17,6 +17,8 @@ class Driver:
     def __init__(self, supported: int = 1, refuses: tuple[int, ...] = ()) -> None:
         self.supported, self.refuses = supported, refuses
         self.held: dict[int, int] = {}
+        self.shift = 0  # of locked memory on the device
+        self.flags = 9
         self.contexts = self.current = 0
 
     def cuInit(self, flags: int) -> int:
@@ -46,11 +48,16 @@ class Driver:
         return 0
 
     def cuMemHostRegister_v2(self, address: Any, size: Any, flags: Any) -> int:
-        assert self.current == 1 and flags.value == 9
+        assert self.current == 1 and flags.value == self.flags
         if address.value in self.refuses:
             return 801
         self.held[address.value] = size.value
         return 0
+
+    def cuMemHostGetDevicePointer_v2(self, there: Any, address: Any, flags: Any) -> int:
+        assert self.current == 1 and flags.value == 0
+        there._obj.value = address.value + self.shift
+        return 0 if any(at <= address.value < at + size for at, size in self.held.items()) else 1
 
     def cuMemHostUnregister(self, address: Any) -> int:
         assert self.current == 1
@@ -107,6 +114,42 @@ def test_what_is_locked_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     locked.close()
     assert not locked.locked and not locked.held and not driver.held and driver.contexts == 0
     locked.close()
+
+
+@pytest.mark.parametrize("shift", [0, 4096])
+def test_kernels_read_where_the_host_does(monkeypatch: pytest.MonkeyPatch, shift: int) -> None:
+    """Memory that has another address on the device is given back."""
+    driver = Driver()
+    driver.flags, driver.shift = 11, shift
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    locked = LockedPages("CUDA0", [(1 << 20, 5000), (1 << 24, 10)], mapped=True)
+    assert locked.locked == (shift == 0) and len(driver.held) == (0 if shift else 2)
+    if not shift:
+        assert locked.is_mapped((1 << 20) + 5) and not locked.is_mapped(5)
+    locked.close()
+    assert not driver.held and driver.contexts == driver.current == 0
+
+
+def test_what_others_locked_is_found_without_locking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no file's pages can be locked."""
+    driver = Driver(supported=0)
+    driver.held = {1 << 20: 4096}
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    found = LockedPages("CUDA0", ())
+    assert found.locked and found.is_mapped(1 << 20) and not found.is_mapped(1 << 21)
+    found.close()
+    assert driver.held and driver.contexts == 0
+
+
+@pytest.mark.parametrize(
+    "name, supported, reads",
+    [("CUDA0", 1, True), ("CUDA0", 0, False), ("CUDA1", 1, False), ("ROCm0", 1, False), ("CPU", 1, False)],
+)
+def test_devices_whose_kernels_read_host_memory(
+    monkeypatch: pytest.MonkeyPatch, name: str, supported: int, reads: bool
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda library: Driver(supported))
+    assert kernels_read_host(name) == reads
 
 
 def test_what_is_dropped_unclosed_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:

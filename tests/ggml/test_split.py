@@ -4,7 +4,7 @@ second."""
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,9 +64,12 @@ class Locks:
 
     can = True
 
-    def __init__(self, name: str, ranges: list[tuple[int, int]]) -> None:
-        self.locked, self.closed = self.can, False
+    def __init__(self, name: str, ranges: Iterable[tuple[int, int]], mapped: bool = False) -> None:
+        self.locked, self.closed, self.mapped = self.can, False, mapped
         self.held = spans(ranges) if self.can else []
+
+    def is_mapped(self, address: int) -> bool:
+        return False
 
     def close(self) -> None:
         self.closed = True
@@ -116,6 +119,48 @@ def test_computes_with_weights_wherever_they_lie(
     weights.close()
     assert not device.locked and (pages is None or pages.closed)
     workspace.close()
+
+
+@pytest.mark.parametrize("locks", [None, True, False], ids=["a CPU", "pages locked", "copied"])
+def test_looks_up_rows_in_host_memory(device: Device, monkeypatch, locks: bool | None) -> None:
+    """On the device's side, though a host is beside it: the graph is not divided for it."""
+    if locks is not None:
+        monkeypatch.setattr(Device, "has_pinned_memory", True)
+        monkeypatch.setattr(module, "LockedPages", Locks)
+        monkeypatch.setattr(Locks, "can", locks)
+    w = matrices()
+    room = np.empty(4 * N * N + 32, np.uint8)
+    room = room[-room.ctypes.data % 32 :][: 4 * N * N]
+    room[:] = w["there"].view(np.uint8).ravel()
+    found = sources(w) | {"there": Source(F32, (N, N), room)}
+    weights = Weights(device, found, gathered=["there"], read_there=["there"])
+    assert weights.wanted + 4 * N * N == sum(s.nbytes for s in found.values())
+    assert weights.read_there == {"there": 4 * N * N} and weights.host_bytes == 0
+    weights.fill()
+    pages = weights._read_there._pages
+    assert pages is None if locks is None else pages.locked == locks and pages.mapped
+    assert device.side(weights["there"]) == device.index
+    g, workspace = Graph(device, 16), Workspace(device)
+    y = g.output(g.get_rows(weights["there"], g.input("ids", I32, 3)))
+    g.place(workspace)
+    g.inputs["ids"].array[...] = 5, 0, 5
+    g.run()
+    assert g._split is None
+    np.testing.assert_array_equal(device.read(y).reshape(3, N), w["there"][[5, 0, 5]])
+    for thing in (g, workspace, weights):
+        thing.close()
+    assert not device.locked
+
+
+def test_without_pinned_memory_a_gpu_gets_no_rows(device: Device, monkeypatch) -> None:
+    monkeypatch.setattr(Device, "has_pinned_memory", True)
+    monkeypatch.setattr(Device, "is_gpu", True)
+    monkeypatch.setattr(module, "LockedPages", Locks)
+    monkeypatch.setattr(Locks, "can", False)
+    weights = Weights(device, sources(matrices()), gathered=["there"], read_there=["there"])
+    with pytest.raises(DeviceError, match="no pinned memory"):
+        weights.fill()
+    weights.close()
 
 
 class Refusing:

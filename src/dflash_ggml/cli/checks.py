@@ -176,6 +176,7 @@ def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) ->
     """
     data: dict[str, Any] = {name: getattr(plan, name) for name in ("n_ctx", "free", "total", "parts")}
     data["kept"] = asdict(plan.host_experts) if plan.host_experts else None
+    data["embedding_on_host"] = plan.read_there
     if plan.beside:
         names = ("where", "free", "total", "parts")
         data["devices"] = [{name: getattr(one, name) for name in names} for one in plan.devices]

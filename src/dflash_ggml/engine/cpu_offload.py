@@ -1,7 +1,7 @@
-"""Experts kept in host memory: which layers, and their size in either memory.
+"""Weights kept in host memory: experts by layers, with their size in either memory, and embeddings.
 
-They are those of the first layers, as llama.cpp counts them. A token reads few of them, so the CPU can compute them; for prefill
-batches a layer's matrices are copied to the GPU temporarily, which reserves memory for the largest.
+Experts are those of the first layers, as llama.cpp counts them. A token reads few of them, so the CPU can compute them; for
+prefill batches a layer's matrices are copied to the GPU temporarily, which reserves memory for the largest.
 """
 
 from __future__ import annotations
@@ -9,15 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..files.gguf import GGUFFile
+from ..ggml.device import Device
 from ..ggml.host import free_memory
-from ..ggml.weights import Weights
+from ..ggml.pages import kernels_read_host
+from ..ggml.weights import GATHERED, Weights
 from ..models.experts import COPY_COLUMNS, expert_block
+from ..models.target import Target
 from ..state.memory import HostExperts
 
 
 def host_names(names: Iterable[str], layers: int) -> list[str]:
     """The tensors of the experts of the first `layers` layers."""
     return [name for name in names if (block := expert_block(name)) is not None and block < layers]
+
+
+def embeddings(device: Device, target: Target, names: Iterable[str]) -> list[str]:
+    """The matrices that a single CUDA device can read in host memory: a pass looks up a row for each token, and multiplies with
+    none of them (docs/decisions/0013)."""
+    alone = sum(side is not device.host for side in device.sides) == 1
+    if not alone or not kernels_read_host(device.info.name):
+        return []
+    return [name for name in names if name in GATHERED and name != target.head_name]
 
 
 def expert_sizes(file: GGUFFile, n_layers: int) -> list[int]:

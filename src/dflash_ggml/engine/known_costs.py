@@ -141,7 +141,8 @@ def _measure(config: EngineConfig, passes: TargetPasses, drafter: Drafter | None
     device, matmuls = passes.device, MatmulTable(())
     deadline = time.perf_counter() + seconds
     if worth_measuring(device):
-        own = [t for t in passes.weights.values() if device.owner(t) is device]
+        there = passes.weights.read_there  # through PCIe, and never multiplied
+        own = [t for name, t in passes.weights.items() if device.owner(t) is device and name not in there]
         matmuls = measure_matmuls(device, own, seconds / 3)
         apply(device, matmuls)
     points = calibrate(passes, drafter, deadline) if config.mode == "auto" else []

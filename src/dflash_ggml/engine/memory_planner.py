@@ -36,7 +36,7 @@ from ..state.spec import StateSpec
 from ..state.state import state_parts
 from ..state.window import DecodeWindow
 from .batches import CHOICES, CPU_BATCH
-from .cpu_offload import copied_bytes, expert_sizes, fewest_layers, host_experts, host_names
+from .cpu_offload import copied_bytes, embeddings, expert_sizes, fewest_layers, host_experts, host_names
 from .kernel_tuning import copies_by_heads, wide_bytes
 from .kv_types import KvTypes, kv_types
 from .passes import most_columns, tree_width
@@ -174,7 +174,7 @@ class MemoryNeeds:
         if self.where:
             beside = (replace(one, where=where) for one, where in zip(plan.beside, self.where[1:]))
             plan = replace(plan, where=self.where[0], beside=tuple(beside))
-        return replace(plan, host_experts=self.host_experts)
+        return replace(plan, host_experts=self.host_experts, read_there=sum(self.weights.read_there.values()))
 
     def choose(self, n_ctx: int, free: int | Sequence[int]) -> tuple[KvTypes, int]:
         """The first cache types with which `n_ctx` tokens fit into `free` bytes, or the first of all; and the largest batch that
@@ -273,6 +273,12 @@ class MemoryNeeds:
         )
         return plan(self.parts(self.kv[0], n_batch), self.over, n_ctx, self.opened.free)
 
+    @property
+    def fits(self) -> bool:
+        """Whether a plan fits with some of the cache types, in the smallest batches."""
+        n_ctx, free = self.opened.usual_context, self.opened.free
+        return any(plan(self.parts(types), self.over, n_ctx, free).fits for types in self.kv)
+
     def layers_to_keep(self) -> int:
         """The fewest layers whose experts must go to the host for the rest to fit; 0 if that does not help.
 
@@ -328,6 +334,7 @@ def memory_needs(
     layers: int | None = None,
     prepare: bool = True,
     sources: Mapping[str, Source] | None = None,
+    read_there: Iterable[str] = (),
 ) -> MemoryNeeds:
     """Declare the weights and plan the memory.
 
@@ -336,6 +343,7 @@ def memory_needs(
         layers: How many layers' experts the host keeps (None: as configured).
         prepare: False if the draft is already prepared.
         sources: The target's tensors, if already made: some targets copy tensors to reorder them.
+        read_there: Names of tensors that stay in host memory, where the device reads them.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
@@ -368,7 +376,7 @@ def memory_needs(
             if side is not device.host
         )
     sides = {name: side for name in sources if (side := placement.side(name))}
-    weights = Weights(device, sources, on_host=on_host, sides=sides)
+    weights = Weights(device, sources, on_host=on_host, read_there=read_there, sides=sides)
     experts = host_experts(weights, layers)
     if experts and experts.note:
         notes.append(experts.note)
@@ -471,7 +479,8 @@ def fitting_needs(opened: Opened) -> MemoryNeeds:
     """`memory_needs`, changed to fit a GPU.
 
     The draft gets fewer bits first; then, unless their number is given, the experts of the fewest sufficient layers go to
-    host memory. The notes name both. A pair that still does not fit is returned anyway.
+    host memory; last, where no cache types fit, the embeddings. The notes name all. A pair that still does not fit is
+    returned anyway.
 
     Raises:
         ModelFileError: A tensor has a type that the device cannot multiply.
@@ -495,6 +504,18 @@ def fitting_needs(opened: Opened) -> MemoryNeeds:
             "host's memory and the CPU computes them (--n-cpu-moe)",
             *wanted.notes,
         ]
+    names = [] if wanted.fits else embeddings(opened.device, opened.target, sources)
+    if names:
+        on_host = wanted.host_experts.layers if wanted.host_experts else None
+        found = memory_needs(opened, on_host, prepare=False, sources=sources, read_there=names)
+        wanted, other = (found, wanted) if found.fits else (wanted, found)
+        other.weights.close()
+        if wanted is found:
+            size = sum(found.weights.read_there.values()) / MIB
+            notes.append(
+                f"{config.model} does not fit the GPU: its embedding ({', '.join(names)}, {size:.0f} MiB) stays in the host's "
+                "memory, where the GPU reads the rows of each pass's tokens"
+            )
     return replace(wanted, notes=notes)
 
 

@@ -1,4 +1,4 @@
-"""Page-locking of a file's mapping, so that a CUDA device reads it directly.
+"""Page-locking of a file's mapping, so that a CUDA device copies from it, or its kernels read it, directly.
 
 CUDA allocates pinned memory at 2 GB/s; pages already in the page cache are locked at 50 GB/s and need no second copy
 (bench/notes-moe.md). ggml registers memory only with an environment variable; here the driver is called directly.
@@ -10,11 +10,13 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 from .device import open_driver
 
-_PORTABLE, _READ_ONLY = 0x01, 0x08  # CU_MEMHOSTREGISTER_*
+_PORTABLE, _MAPPED, _READ_ONLY = 0x01, 0x02, 0x08  # CU_MEMHOSTREGISTER_*
 _READ_ONLY_SUPPORTED = 113  # CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED
+_SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
 
 _FUNCTIONS = (
     "cuDevicePrimaryCtxRetain",
@@ -23,7 +25,18 @@ _FUNCTIONS = (
     "cuCtxPopCurrent_v2",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
+    "cuMemHostGetDevicePointer_v2",
 )
+
+
+def kernels_read_host(name: str) -> bool:
+    """Whether kernels of the CUDA device with ggml's name `name` read locked host memory at the address that it has there."""
+    device, value = ctypes.c_int(), ctypes.c_int()
+    if not name.startswith("CUDA") or not name[4:].isdigit() or (driver := open_driver()) is None:
+        return False
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), int(name[4:])):
+        return False
+    return not driver.cuDeviceGetAttribute(ctypes.byref(value), _SAME_ADDRESS, device) and bool(value.value)
 
 
 def spans(ranges: Iterable[tuple[int, int]], page: int = mmap.PAGESIZE) -> list[tuple[int, int]]:
@@ -50,20 +63,36 @@ class LockedPages:
     """Page-locked memory for the device with ggml's name `name` ("CUDA0"), until `close`.
 
     `locked` is False if that is not possible: another kind of device, an old driver, a file system without support.
+
+    Args:
+        name: The device.
+        ranges: Addresses and bytes.
+        mapped: Kernels read them too, at the same addresses.
     """
 
-    def __init__(self, name: str, ranges: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, name: str, ranges: Iterable[tuple[int, int]], mapped: bool = False) -> None:
         self._driver: ctypes.CDLL | None = None
         self._device, self.held = ctypes.c_int(), []  # address, bytes
-        self.locked = name.startswith("CUDA") and name[4:].isdigit() and self._open(int(name[4:]))
+        ranges = list(ranges)
+        self.locked = (
+            name.startswith("CUDA") and name[4:].isdigit() and self._open(int(name[4:]), bool(ranges))
+        )
+        flags = _PORTABLE | _READ_ONLY | (_MAPPED if mapped else 0)
         for address, size in spans(ranges) if self.locked else ():
-            if self._call("cuMemHostRegister_v2", address, size, _PORTABLE | _READ_ONLY):
+            if self._call("cuMemHostRegister_v2", address, ctypes.c_size_t(size), ctypes.c_uint(flags)):
                 self.close()
                 return
             self.held.append((address, size))
+            if mapped and not self.is_mapped(address):
+                self.close()
+                return
 
-    def _open(self, ordinal: int) -> bool:
-        """Retain the primary context, which CUDA's runtime uses."""
+    def _open(self, ordinal: int, locks: bool) -> bool:
+        """Retain the primary context, which CUDA's runtime uses.
+
+        Args:
+            locks: Pages of a file will be locked, which not every device allows.
+        """
         driver = open_driver()
         if driver is None or not all(hasattr(driver, function) for function in _FUNCTIONS):
             return False
@@ -73,18 +102,30 @@ class LockedPages:
         if driver.cuDeviceGetAttribute(ctypes.byref(supported), _READ_ONLY_SUPPORTED, self._device):
             return False
         self._context = ctypes.c_void_p()
-        if not supported.value or driver.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), self._device):
+        if (locks and not supported.value) or driver.cuDevicePrimaryCtxRetain(
+            ctypes.byref(self._context), self._device
+        ):
             return False
         self._driver = driver
         return True
 
-    def _call(self, function: str, address: int, *more: int) -> int:
-        """Call the driver with the device's context current; 0 is success."""
+    def is_mapped(self, address: int) -> bool:
+        """Whether kernels read the host memory at this address; not what nobody has locked."""
+        there = ctypes.c_uint64()
+        call = ctypes.byref(there), ctypes.c_void_p(address), ctypes.c_uint(0)
+        return not self._call("cuMemHostGetDevicePointer_v2", *call) and there.value == address
+
+    def _call(self, function: str, first: Any, *more: Any) -> int:
+        """Call the driver with the device's context current; 0 is success.
+
+        Args:
+            first: An address, or an argument as it is.
+        """
         assert self._driver is not None
         if failed := self._driver.cuCtxPushCurrent_v2(self._context):
             return failed
-        numbers = [ctypes.c_size_t(more[0]), ctypes.c_uint(more[1])] if more else []
-        answer = getattr(self._driver, function)(ctypes.c_void_p(address), *numbers)
+        first = ctypes.c_void_p(first) if isinstance(first, int) else first
+        answer = getattr(self._driver, function)(first, *more)
         self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
         return answer
 

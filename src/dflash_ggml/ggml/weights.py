@@ -18,6 +18,8 @@ from .store import Store
 
 _READING = 4  # threads that fault in host weights from the file's mapping: one alone waits for its pages
 TENSOR_ALIGNMENT = 32  # alignment of ggml's CPU buffers
+# matrices with row lookup, which keep their layout
+GATHERED = ("token_embd.weight", "per_layer_token_embd.weight", "rank1.token_embd.weight")
 Progress = Callable[[str, int, int], None]
 log = logging.getLogger("dflash_ggml")
 
@@ -62,7 +64,8 @@ class Weights(Mapping):
         device: The first of the devices.
         sources: The file's tensors.
         gathered: Matrices with row lookup, which keep their layout.
-        on_host: Names of those that stay in host memory.
+        on_host: Names of those that stay in host memory, for the host to compute with.
+        read_there: Names of those that stay in host memory, where the device's kernels read them.
         sides: The side of each tensor that is not on the first.
 
     Raises:
@@ -73,12 +76,9 @@ class Weights(Mapping):
         self,
         device: Device,
         sources: Mapping[str, Source],
-        gathered: Iterable[str] = (
-            "token_embd.weight",
-            "per_layer_token_embd.weight",
-            "rank1.token_embd.weight",
-        ),
+        gathered: Iterable[str] = GATHERED,
         on_host: Iterable[str] = (),
+        read_there: Iterable[str] = (),
         sides: Mapping[str, int] | None = None,
     ) -> None:
         self._device = device
@@ -88,13 +88,15 @@ class Weights(Mapping):
         self._sources: Mapping[str, Source] | None = sources
         gathered = set(gathered)
         groups: dict[tuple[Device, Any], list[str]] = {}
-        self._on_host = HostWeights(device, {name: sources[name] for name in on_host})
-        self._tensors |= self._on_host.tensors
+        self._on_host = HostWeights(device, {name: sources[name] for name in on_host}, device.host)
+        self._read_there = HostWeights(device, {name: sources[name] for name in read_there}, device)
+        self._tensors |= self._on_host.tensors | self._read_there.tensors
+        elsewhere = set(self._tensors)
         for name, s in sources.items():
             by = device if sides is None else device.sides[sides.get(name, 0)]
             plain = by.buffer_type
             is_matrix = len(s.shape) in (2, 3) and s.shape[1] > 1 and name not in gathered and s.type != F32
-            layouts = by.matmul_buffer_types() if is_matrix and name not in self._on_host.tensors else []
+            layouts = by.matmul_buffer_types() if is_matrix and name not in elsewhere else []
             chosen = next((b for b in layouts if _suits(by, s, b)), plain)
             if is_matrix and chosen == plain and not _can_multiply(by, s, plain):
                 kind = ffi.string(lib.ggml_type_name(s.type)).decode()
@@ -104,7 +106,7 @@ class Weights(Mapping):
                 raise ModelFileError(
                     f"tensor {name}: {by.info.name} cannot look rows up in type {kind}; use another quantisation"
                 )
-            if name not in self._on_host.tensors:
+            if name not in elsewhere:
                 groups.setdefault((by, chosen), []).append(name)
         for (by, buffer_type), names in groups.items():
             store = Store(by, len(names), buffer_type)
@@ -147,6 +149,7 @@ class Weights(Mapping):
                 progress(stage, done, total)
 
         self._on_host.fill(is_short, count)
+        self._read_there.fill(False, count)
         for store, names in self._groups:
             if not names:
                 continue
@@ -200,18 +203,24 @@ class Weights(Mapping):
 
     @property
     def host_sizes(self) -> dict[str, int]:
-        """Bytes of each tensor in host memory."""
+        """Bytes of each tensor in host memory with which the host computes."""
         return {name: lib.ggml_nbytes(t) for name, t in self._on_host.tensors.items()}
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory."""
+        """Bytes of host memory with which the host computes."""
         return self._on_host.nbytes
+
+    @property
+    def read_there(self) -> dict[str, int]:
+        """Bytes of each tensor in host memory that the device's kernels read."""
+        return {name: lib.ggml_nbytes(t) for name, t in self._read_there.tensors.items()}
 
     def close(self) -> None:
         """Free the device memory; tensors in the file's mapping stay as they are."""
         self._tensors.clear()
         self._on_host.close()
+        self._read_there.close()
         for store, _ in self._groups:
             store.close()
         self._groups.clear()
@@ -220,17 +229,23 @@ class Weights(Mapping):
 
 class HostWeights:
     """Weights in host memory: in the file's mapping, page-locked so that a GPU reads them directly; otherwise copied to pinned
-    memory."""
+    memory.
 
-    def __init__(self, device: Device, sources: Mapping[str, Source]) -> None:
-        self._device, self._sources = device, sources
+    Args:
+        device: The first of the devices.
+        sources: The file's tensors.
+        user: The side that computes with them; needed if there are any.
+    """
+
+    def __init__(self, device: Device, sources: Mapping[str, Source], user: Device | None) -> None:
+        self._device, self._sources, self._user = device, sources, user
         self.tensors: dict[str, Any] = {}
         self._pages: LockedPages | None = None  # released before the mapping
         self._mapped: list = []
         self._store: Store | None = None
         if sources:
-            assert device.host is not None, "only a host keeps weights"
-            self._store = Store(device.host, len(sources), device.host_buffer_type)
+            assert user is not None, "only a host keeps weights"
+            self._store = Store(user, len(sources), device.host_buffer_type)
             for name, s in sources.items():
                 self.tensors[name] = self._store.tensor(s.type, *s.shape, name=name)
         self.nbytes = self._store.wanted if self._store else 0
@@ -258,7 +273,7 @@ class HostWeights:
             mapped = {name: s for name, s in self._sources.items() if _is_aligned(s.data)}
             if not is_short and self._device.has_pinned_memory:
                 ranges = [_place(s.data) for s in mapped.values()]
-                self._pages = LockedPages(self._device.info.name, ranges)
+                self._pages = LockedPages(self._device.info.name, ranges, mapped=self._user is self._device)
                 self._device.locked += self._pages.held
                 if not self._pages.locked:
                     self._warn_copied()
@@ -266,9 +281,22 @@ class HostWeights:
             host = self._store.device
             self._mapped += [_mapped(host, name, self.tensors[name], s) for name, s in mapped.items()]
             if len(mapped) < len(self._sources):
-                self._store.allocate(clear=False, weights=True)
+                self._allocate(self._store)
             list(pool.map(self._copy, [name for name in self._sources if name not in mapped]))
         self._sources = {}
+
+    def _allocate(self, store: Store) -> None:
+        store.allocate(clear=False, weights=True)
+        if self._user is not self._device or not self._device.is_gpu:
+            return
+        # without pinned memory ggml takes other host memory, which kernels cannot read
+        driver = LockedPages(self._device.info.name, ())
+        if not driver.locked or not all(driver.is_mapped(_address(t)) for t in self.tensors.values()):
+            raise DeviceError(
+                f"{self._device.info.name}: no pinned memory for {self.nbytes / 2**20:.0f} MiB of weights that stay in host "
+                "memory; lower the context (-c)"
+            )
+        driver.close()
 
     def _warn_copied(self) -> None:
         log.warning(
@@ -294,6 +322,11 @@ class HostWeights:
             self._store.close()
             self._store = None
         self._mapped.clear()
+
+
+def _address(t) -> int:
+    """Address of a tensor's data, 0 of one without."""
+    return int(ffi.cast("uintptr_t", t.data))
 
 
 def _place(data) -> tuple[int, int]:

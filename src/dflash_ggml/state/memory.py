@@ -66,6 +66,7 @@ class MemoryPlan:
 
     Attributes:
         host_experts: Experts in host memory.
+        read_there: Bytes of embeddings in host memory, which the device reads there.
         beside: The plans of the other devices.
         where: Description of each device and its parts.
     """
@@ -74,6 +75,7 @@ class MemoryPlan:
     parts: dict[str, int]
     free: int
     host_experts: HostExperts | None = None
+    read_there: int = 0
     beside: tuple[MemoryPlan, ...] = ()
     where: str = ""
 
@@ -144,6 +146,8 @@ class MemoryPlan:
     def __str__(self) -> str:
         devices = "; on ".join(plan._sizes for plan in self.devices if plan.total or plan is self)
         kept = f"; {self.host_experts}" if self.host_experts else ""
+        if self.read_there:
+            kept += f"; embedding on the host, {self.read_there / MIB:.0f} MiB"
         return f"{self.n_ctx} tokens of context: {'on ' if self.where else ''}{devices}{kept}"
 
     @property
