@@ -1,6 +1,7 @@
 """Breakdown of a step's time, on files of any shape (see shapes.py); random weights are valid for timing, not for text.
 
-    python bench/step_time.py -m TARGET [-md DRAFT] [--context 2048] [--synthetic-acceptance 8.31] [--json FILE]
+    python bench/step_time.py -m TARGET [-md DRAFT] [--context 2048] [--draft-window 2048] [--synthetic-acceptance 8.31]
+        [--json FILE]
 
 Without -md the target's prediction head drafts, --draft-max tokens deep.
 
@@ -29,6 +30,7 @@ from dflash_ggml.decode.sequence import Sequence
 from dflash_ggml.decode.tree import Tree
 from dflash_ggml.engine import step as step_module
 from dflash_ggml.engine.engine import Engine
+from dflash_ggml.state.snapshot import Snapshot
 
 WIDTHS = (2, 4, 8, 9, 16, 17, 24, 32, 48, 64, 128)
 
@@ -174,11 +176,10 @@ class Forced(MadeUp):
         return self._path
 
 
-def whole_loop(engine: Solo, ids: list[int], mode: str, budget: int | None, n: int) -> dict:
-    """Tokens per second and mean stage times of `n` tokens in a mode."""
+def whole_loop(engine: Solo, prompt: Snapshot, mode: str, budget: int | None, n: int) -> dict:
+    """Tokens per second and mean stage times of `n` tokens in a mode, behind a prompt whose rows are in the cache."""
     perf_counter = step_module.time.perf_counter  # which knows nothing of what making acceptance up takes
-    engine.reset()
-    engine.prefill(ids)
+    engine.restore(prompt)
     sampler = Sampler(SamplingParams(temperature=0), engine.n_vocab)
     steps, emitted, warm, began = [], 0, 0, None
     for step in engine.generate(sampler, max_tokens=n + 64, mode=mode, budget=budget, stop=lambda t: False):
@@ -218,6 +219,7 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=20)
     p.add_argument("-n", type=int, default=256)
     p.add_argument("--fa-window", type=int, default=0, help="of the engine: not the model's own text")
+    p.add_argument("--draft-window", type=int, help="replaces the window of the draft's file")
     add_engine_options(p)
     a = p.parse_args()
     config = EngineConfig(
@@ -231,6 +233,7 @@ def main() -> None:
         n_gpu_layers=a.gpu_layers,
         chain_seed=True,
         fa_window=a.fa_window,
+        draft_window=a.draft_window,
         **cache_types(a),
         **memory_options(a),
     )
@@ -246,6 +249,7 @@ def main() -> None:
             else Path(a.model_draft).name,
             context=a.context,
             fa_window=a.fa_window,
+            draft_window=a.draft_window,
             kv_cache=str(engine.passes.state.kv.type),
             memory=str(engine.memory),
             load_s=time.perf_counter() - began,
@@ -264,6 +268,7 @@ def main() -> None:
             began = time.perf_counter()
             engine.prefill(ids)
             prefill.append(a.context / (time.perf_counter() - began))
+        prompt = engine.snapshot(with_rows=False)
         print(f"  prefill {max(prefill):.0f} tokens/s")
         print(f"  {'pass':<14} {'pass ms':>9} {'with Python':>9}")
         rows = measure_passes(engine, a.widths, a.repeat)
@@ -279,7 +284,7 @@ def main() -> None:
             if mode != "plain" and not length:
                 continue
             name = mode if mode != "tree" else f"tree {budget}"
-            loops[name] = whole_loop(engine, ids, mode, budget, a.n)
+            loops[name] = whole_loop(engine, prompt, mode, budget, a.n)
             stages = " ".join(
                 f"{k} {v:.2f}"
                 for k, v in loops[name].items()
