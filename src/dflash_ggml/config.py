@@ -75,6 +75,9 @@ class EngineConfig:
         spec: Names of the allowed sources, of SOURCES (None: all). suffix is prompt lookup in the sequence and in earlier
             outputs, without a model; the others are kinds of draft models.
         draft_max: Tokens that the prediction head drafts, one pass each. Other drafts have a block.
+        prefill_fp8: Prefill with 8-bit floats: the matmuls of passes of many prompt tokens round weights and activations to
+            E4M3, where a GPU has kernels for it (Hopper, CUDA 12.9 and later; see docs/promise.md). It CHANGES THE OUTPUT: K/V
+            rows and state of the prompt are not exactly the target's own. Decoding is exact, given these.
 
     Raises:
         ConfigError: A value is out of range; it names the field.
@@ -116,6 +119,7 @@ class EngineConfig:
     draft_type: DraftType | None = None
     spec: tuple[str, ...] | None = None
     draft_max: int = 3
+    prefill_fp8: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in (

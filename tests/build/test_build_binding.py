@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src" / "dflash_ggml" / "ggml" / "bindings"
 INCLUDE = ROOT / "vendor" / "llama.cpp" / "ggml" / "include"
 
 # What PyPI's ggml-python (an older ggml) does not have under the same name.
-NEWER_THAN_GGML_PYTHON = {"ggml_prec_set_acc"}
+NEWER_THAN_GGML_PYTHON = {"ggml_prec_set_acc", "ggml_prec_set_src"}
 # Declarations that an unpatched CPU build of ggml does not have either.
 NOT_STOCK = {"35_tree_ops.h", "80_shims.h", "90_cuda.h"}
 PYTHON_CALLBACKS = {"dflash_log_message", "dflash_abort_trace"}

@@ -382,6 +382,12 @@ def test_bad_options_of_chats(
     assert why in capsys.readouterr().err
 
 
+def test_prefill_in_8_bit_floats_is_asked_for() -> None:
+    assert configured("--prefill-fp8").prefill_fp8 and not configured().prefill_fp8
+    assert LlamaOptions("x", prefill_fp8=True).engine_config(None).prefill_fp8
+    assert not LlamaOptions("x").engine_config(None).prefill_fp8
+
+
 @pytest.mark.parametrize("command", ["cli.run", "cli.chat"])
 def test_options_of_texts(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "schema.json"

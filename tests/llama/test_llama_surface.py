@@ -113,6 +113,7 @@ def test_constructor() -> None:
         "n_cpu_moe",
         "prefix_cache_bytes",
         "penalize_prompt",
+        "prefill_fp8",
     ]
     options = [written(p) for p in parameters(LlamaOptions)]
     assert options == ["model_path", *keywords]

@@ -221,6 +221,7 @@ class FakeEngine:
     broken: Any = None
     sizes: tuple[int, int] = (1000, 4)
     scorer: Any = None
+    prefill_fp8: bool = False
     can_join: bool = False
     joins: bool = False
 

@@ -108,6 +108,7 @@ class ScriptedRunner:
         self.tokenizer = byte_vocabulary()
         self.n_ctx = 256
         self.parallel = 1
+        self.prefill_fp8 = False
         self.closed = False
 
     def events(self, prepared: Prepared, cancelled: Callable[[], bool]) -> Iterator[Any]:
@@ -172,6 +173,7 @@ class ScriptedRunner:
             "has_draft": True,
             "mode": "auto",
             "budget": 15,
+            "prefill_fp8": self.prefill_fp8,
             "chat_template": "x",
         }
 

@@ -139,3 +139,12 @@ def test_a_thought_that_lucebench_has_cut_is_closed_and_answered() -> None:
     message = answer.json()["choices"][0]["message"]
     assert message["content"].strip() == "Four." and "reasoning_content" not in message
     assert "x-dflash-notes" not in answer.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_answers_to_prompts_in_8_bit_floats_say_so(runner: ScriptedRunner, path: str) -> None:
+    runner.prefill_fp8 = True
+    with TestClient(application(runner)) as http:
+        assert (
+            "prefilled in 8-bit floats (lossy" in http.post(path, json=PATHS[path]).headers["x-dflash-notes"]
+        )

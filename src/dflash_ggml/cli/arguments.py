@@ -87,6 +87,7 @@ _DECODING = f"""
     (default: as published; q8_0 if that does not fit the GPU)
 --fa-window N int 0 | attend only to the last N tokens and the first 64 while decoding, 0: all; faster in long contexts, and
     CHANGES THE OUTPUT (default 0)
+--prefill-fp8 | prefill with 8-bit floats on a Hopper GPU: faster, LOSSY, and CHANGES THE OUTPUT (default: off)
 --no-calibrate | do not measure pass times at the first start; auto then learns them while decoding
 --reproducible | no decision depends on timing: auto is a tree of --budget nodes on a GPU, plain on the CPU
 """
@@ -231,7 +232,7 @@ def warn_of_threads(n_threads: int | None) -> None:
 
 # options with the same name in the engine's configuration
 _SAME = """gpu_memory fa_window main_gpu device tensor_split n_cpu_moe mode budget candidates chain_seed reproducible
-    draft_window draft_type spec prompt_keep"""
+    draft_window draft_type spec prompt_keep prefill_fp8"""
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

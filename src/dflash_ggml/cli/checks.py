@@ -167,6 +167,18 @@ def composed_check(name: str, lacking: Sequence[str]) -> Check | None:
     )
 
 
+def fp8_check(why: str) -> Check:
+    """Whether --prefill-fp8 has an effect.
+
+    Args:
+        why: Why it has none, empty if it has.
+    """
+    if why:
+        return Check("prefill", "note", f"--prefill-fp8 has no effect: {why}", "leave the option away")
+    text = "prompts are prefilled in 8-bit floats: answers are not the model's own"
+    return Check("prefill", "note", text, "leave --prefill-fp8 away for its own")
+
+
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:
     """The memory plan compared with free memory. On the CPU weights stay in the file's mapping, and caches grow as they are
     used.

@@ -209,6 +209,7 @@ def examine_memory(
     config: EngineConfig, file: Any, target: Any, draft: Any, scorer: Any = None
 ) -> Iterator[Check]:
     """Check the memory plan on the device to be used."""
+    from ..engine.kernel_tuning import fp8_matrices
     from ..engine.kv_types import SMALLER
     from ..engine.memory_planner import Opened, fitting_needs
     from ..engine.placement import as_computed, choose_device
@@ -223,10 +224,12 @@ def examine_memory(
             with closing(wanted.weights), closing(scorer) if scorer else nullcontext():
                 for note in wanted.notes:
                     yield Check("memory", "note", note, "it works; smaller files need no such thing")
-                kv, _, memory = wanted.plan(config.n_ctx, opened.free, device.is_gpu)
+                kv, n_batch, memory = wanted.plan(config.n_ctx, opened.free, device.is_gpu)
                 n_ctx = memory.n_ctx
                 layers = 0 if memory.fits else wanted.layers_to_keep()
                 yield made.memory_check(memory, device.info.name, device.is_gpu, layers)
+                if config.prefill_fp8:
+                    yield made.fp8_check(fp8_matrices(device, wanted.weights, n_batch)[1])
                 if kv.note:
                     how = f"a smaller -c, or -ctk {SMALLER[0]} -ctv {SMALLER[1]} to ask for them"
                     yield Check("memory", "note", kv.note, how)

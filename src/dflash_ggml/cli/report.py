@@ -125,6 +125,7 @@ class Report:
             "prompt_n": usage.prompt_n,
             "predicted_n": len(self.steps.token_ids),
             "prompt_ms": round(usage.prompt_ms, 3),
+            **({"prefill_fp8": True} if usage.prefill_fp8 else {}),
             "predicted_ms": round(usage.predicted_ms, 3),
             "steps": usage.steps,
             "draft_n": usage.draft_n,
@@ -146,6 +147,7 @@ class Report:
         stages = ", ".join(f"{name} {ms:.2f}" for name, ms in self.steps.ms().items())
         kept = usage.prompt_kept_n
         part = "" if kept is None else f", {kept} of them prefilled (lossy, on request),"
+        part += " in 8-bit floats (lossy)" if usage.prefill_fp8 else ""
         return (
             f"prompt {count(usage.prompt_n, 'token')}{part} at {usage.prompt_per_second:.0f}/s; "
             f"{count(len(self.steps.token_ids), 'token')} at "

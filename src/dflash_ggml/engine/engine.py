@@ -127,6 +127,11 @@ class Engine:
     # ---- decode
 
     @property
+    def prefill_fp8(self) -> bool:
+        """Whether matmuls of prompts run with 8-bit floats: their K/V rows and states are not exactly the target's own."""
+        return bool(self.passes.fp8)
+
+    @property
     def can_join(self) -> bool:
         """Whether `Slot.prefill` can step other sequences in its pass."""
         return self.passes.can_join and not self.config.reproducible

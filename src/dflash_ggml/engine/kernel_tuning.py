@@ -7,6 +7,7 @@ and width, over a sample of the model's own weights.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,6 +53,13 @@ TYPES = {
         lib.GGML_TYPE_IQ3_XXS,
     )
 }
+# where matmuls of prompts can run with 8-bit floats (`patches/`, mmw-e4m3): types of the weights, and columns from which they do
+FP8_TYPES = frozenset(
+    TYPES[name]
+    for name in ("q4_0", "q5_0", "q8_0", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4")
+)
+FP8_COLUMNS = 384
+_LAYER = re.compile(r"\bblk\.\d+\.")
 WIDTHS = (8, 4, 16, 32, 24, 1, 2, 6, 3, 64, 48)  # ends of steps, those of the usual trees first
 STOCK_STEP = 8  # columns up to which ggml multiplies column by column
 NOISE = 0.03  # minimum margin by which ggml's own must win
@@ -181,6 +189,21 @@ def copies_by_heads(device: Device, head_dims: Iterable[int]) -> bool:
     """Whether a GPU unpacks quantised caches for prompts alone, some heads at a time. Without kernels of ours ggml's unpack them
     for trees too, and whole."""
     return (device.capability or (0, 0)) >= NEEDED and all(d in _RANGE_HEADS for d in head_dims)
+
+
+def fp8_matrices(device: Device, weights: Mapping[str, Tensor], n_batch: int) -> tuple[list[Tensor], str]:
+    """The matrices of layers whose matmuls can run with 8-bit floats, and if there are none why.
+
+    Args:
+        weights: By tensor name. The output matrix and stacks of experts are left out.
+        n_batch: Tokens of the longest prefill pass.
+    """
+    if not any(side.has_fp8_matmuls for side in device.sides):
+        return [], "it takes a Hopper GPU and a build with CUDA 12.9 or later"
+    if n_batch < FP8_COLUMNS:
+        return [], f"it takes batches of {FP8_COLUMNS} tokens and more, these have {n_batch} (-b)"
+    found = [w for name, w in weights.items() if w.type in FP8_TYPES and w.ne[2] == 1 and _LAYER.search(name)]
+    return found, "" if found else "no matrix has a quantised type with such kernels"
 
 
 def worth_measuring(device: Device) -> bool:

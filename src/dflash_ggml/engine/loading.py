@@ -14,7 +14,9 @@ from ..drafts.prompt_lookup import PromptLookup
 from ..drafts.registry import open_chosen
 from ..errors import ConfigError, DeviceError, DflashError, ModelFileError
 from ..files.gguf import GGUFFile
+from ..ggml.bindings import Tensor
 from ..ggml.device import Device
+from ..ggml.weights import Weights
 from ..models.experts import COPY_COLUMNS
 from ..models.registry import read_target
 from ..models.target import Target
@@ -22,7 +24,7 @@ from ..policy.costs import Costs
 from ..state.memory import MemoryPlan, cache_rows
 from ..text.tokenizer import Tokenizer
 from .batches import BatchSizes
-from .kernel_tuning import without_kernels
+from .kernel_tuning import fp8_matrices, without_kernels
 from .known_costs import known_costs
 from .memory_planner import Opened, decode_window, default_slots, fitting_needs
 from .passes import TargetPasses, allocated
@@ -216,6 +218,7 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
             "answers are not the model's own",
             *(window.tokens, window.tokens, window.sinks),
         )
+    fp8 = _fp8(config, device, weights, n_batch)
     passes = TargetPasses(
         device,
         target,
@@ -229,6 +232,7 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
         n_states,
         n_batch,
         wanted.placement,
+        fp8=fp8,
     )
     drafter = None
     if draft:
@@ -255,6 +259,21 @@ def _on_device(opened: Opened, tokenizer: Tokenizer, progress: Progress | None) 
     loaded = Loaded(device, passes, drafter, tokenizer, metadata, memory, batches, wanted.over_each)
     loaded.draft, loaded.scorer, loaded.prompt_lookup = config.draft, scorer, lookup
     return loaded
+
+
+def _fp8(config: EngineConfig, device: Device, weights: Weights, n_batch: int) -> list[Tensor]:
+    """The matrices whose matmuls with prompts run with 8-bit floats, reported once."""
+    if not config.prefill_fp8:
+        return []
+    found, why = fp8_matrices(device, weights, n_batch)
+    if why:
+        log.warning("--prefill-fp8 has no effect: %s", why)
+    else:
+        log.warning(
+            "--prefill-fp8: matmuls of prompts round weights and activations to 8-bit floats: K/V rows and states of prompts, "
+            "and so answers, are not the model's own"
+        )
+    return found
 
 
 def read_tokenizer(file: GGUFFile, target: Target) -> Tokenizer:

@@ -35,6 +35,7 @@ from ..state.ring import TreeColumns
 from ..state.state import SPARE, TargetState, commit_graph, move_graph
 from ..state.window import DecodeWindow
 from .batches import joined_columns
+from .kernel_tuning import FP8_COLUMNS
 from .placement import ONE_SIDE, Placement
 
 FOREST = 64  # columns up to which a matmul costs little more than one (bench/notes-matmul.md)
@@ -72,6 +73,7 @@ class TargetPasses:
         n_batch: Tokens of the longest linear pass.
         placement: The side of each part.
         workspace: Scratch memory shared with other passes.
+        fp8: Matrices whose matmuls with many prompt tokens may round both operands to 8-bit floats.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class TargetPasses:
         n_batch: int = 0,
         placement: Placement = ONE_SIDE,
         workspace: Workspace | None = None,
+        fp8: Items[Tensor] = (),
     ) -> None:
         self.device, self.target, self.weights = device, target, weights
+        self.fp8 = fp8
         self.n_rows, self.max_width, self.taps = n_rows, max_width, taps
         # a CPU's rows are in host memory already
         self.reduces = device.is_gpu and target.n_vocab <= _REDUCIBLE
@@ -172,8 +176,9 @@ class TargetPasses:
 
     @property
     def can_join(self) -> bool:
-        """Whether a prefill pass can also decode other sequences; windows and rings gather rows for one only."""
-        return self.state.n_states > 1 and self.window is None and not self.state.rings
+        """Whether a prefill pass can also decode other sequences; windows and rings gather rows for one only, and decoding is
+        exact where prefill is not."""
+        return self.state.n_states > 1 and self.window is None and not self.state.rings and not self.fp8
 
     def _joined(self, columns: int, forest: int, append: Append | None, reduction: Reduction | None) -> Batch:
         """A prefill batch of `columns` columns behind a forest."""
@@ -183,7 +188,10 @@ class TargetPasses:
         return Batch(columns, n_kv, None, taps, append, seqs=1, forest=first)
 
     def _build(self, batch: Batch) -> Graph:
-        return self.target.build(batch, self.state, self.weights)
+        graph = self.target.build(batch, self.state, self.weights)
+        if self.fp8 and batch.mask is None and not batch.is_forest and batch.columns >= FP8_COLUMNS:
+            graph.allow_fp8(self.fp8)
+        return graph
 
     # ---- passes
 

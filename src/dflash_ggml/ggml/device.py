@@ -23,6 +23,7 @@ from .threads import IDLE, WINDOW, Pool, ThreadCount
 
 F32, F16, BF16, I32 = lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16, lib.GGML_TYPE_I32
 I64 = lib.GGML_TYPE_I64
+FP8 = (9, 0)  # compute capability of the GPUs with scales per row and column in matmuls of 8-bit floats
 NARROW_COLUMNS = 64  # columns up to which CUDA matmuls use our kernels
 # largest read through pinned memory, in bytes: a row of logits, ids, choices, a block of K/V rows of target and draft
 _PINNED = 1 << 25
@@ -103,8 +104,12 @@ def built_backends() -> list[str]:
 
 def cpu_features() -> list[str]:
     """Features that ggml's CPU kernels were compiled with, by ggml's names ("AVX2", "LLAMAFILE")."""
-    cpu = next(d for d in list_devices() if not d.is_gpu)
-    reg = lib.ggml_backend_dev_backend_reg(cpu.handle)
+    return backend_features(next(d for d in list_devices() if not d.is_gpu))
+
+
+def backend_features(info: DeviceInfo) -> list[str]:
+    """Features that a device's backend was compiled with, by ggml's names; empty if it lists none."""
+    reg = lib.ggml_backend_dev_backend_reg(info.handle)
     address = lib.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_get_features")
     if address == ffi.NULL:
         return []
@@ -322,6 +327,11 @@ class Device:
         """Whether this is an NVIDIA GPU without BF16 tensor cores (before Ampere)."""
         capability = self.capability
         return capability is not None and capability < (8, 0)
+
+    @cached_property
+    def has_fp8_matmuls(self) -> bool:
+        """Whether it has kernels for matmuls with both operands in E4M3 (`patches/`, mmw-e4m3)."""
+        return self.capability == FP8 and "E4M3_MUL_MAT" in backend_features(self.info)
 
     @property
     def buffer_type(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,6 +139,19 @@ class Graph(Operations):
         """Add `t` and all it depends on to the graph, in this order."""
         lib.ggml_build_forward_expand(self.cgraph, t)
         return t
+
+    def allow_fp8(self, weights: Iterable[Tensor]) -> int:
+        """Allow matmuls with these matrices to round both operands to 8 bits; call it before `place`.
+
+        Returns:
+            The number of matmuls.
+        """
+        matrices, found = {key(w) for w in weights}, 0
+        for i in range(lib.ggml_graph_n_nodes(self.cgraph)):
+            node = lib.ggml_graph_node(self.cgraph, i)
+            if key(node.src[0]) in matrices:  # other operations have no such setting
+                found += all(lib.ggml_prec_set_src(node, lib.GGML_PREC_Q8, source) for source in (0, 1))
+        return found
 
     def place(self, workspace: Workspace) -> Graph:
         """Give the graph its memory, once.

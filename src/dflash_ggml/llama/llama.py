@@ -106,6 +106,7 @@ class Llama:
         n_cpu_moe: Layers whose experts the host keeps beside a GPU (None: as few as it takes).
         cpu_moe: The experts of all layers.
         prefix_cache_bytes: Host memory for cached prefixes.
+        prefill_fp8: Prefill with 8-bit floats where a GPU can: faster, lossy (see EngineConfig).
         penalize_prompt: Penalties count the prompt too; as there, they count what is generated only.
 
     Raises:

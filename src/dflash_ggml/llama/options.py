@@ -36,7 +36,7 @@ _NO_MEANING = """use_mmap use_mlock attention_type offload_kqv op_offload swa_fu
     lora_base numa"""
 # keywords with the same name in the engine's configuration
 _SAME = """n_ctx n_gpu_layers main_gpu draft_device candidates chain_seed calibrate reproducible draft_window draft_type
-    draft_max"""
+    draft_max prefill_fp8"""
 
 
 class FoundDraft(str):
@@ -109,6 +109,7 @@ class LlamaOptions:
     n_cpu_moe: int | None = None
     prefix_cache_bytes: int = CACHE_BYTES
     penalize_prompt: bool = False
+    prefill_fp8: bool = False
 
     def check(self) -> None:
         """Raise ConfigError for unsupported options that would change results; warn once about options without effect."""

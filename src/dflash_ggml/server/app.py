@@ -299,6 +299,8 @@ def _works(service: Service, runner: Runner, call: ApiCall) -> Iterable[Work]:
     """The jobs of a generating call, one for each answer."""
     prompts = [runner.prepare(asked) for asked in (call.request, *call.more)]
     note_selection(prompts, call.notes)
+    if runner.info()["prefill_fp8"]:
+        call.notes.say("prompts are prefilled in 8-bit floats (lossy, --prefill-fp8)")
     if isinstance(call.encoder, AnswersEncoder):
         call.encoder.prepared(prompts)
     return (work(alternative(prompt, i), service.metrics) for prompt in prompts for i in range(call.n))

@@ -115,6 +115,7 @@ class Runner:
             "n_vocab": engine.n_vocab,
             "has_draft": bool(engine.sources),
             "prompt_scorer": self.session.prompts.scorer,
+            "prefill_fp8": engine.prefill_fp8,
             "sources": list(engine.sources),
             "mode": engine.config.mode,
             "budget": engine.config.budget,

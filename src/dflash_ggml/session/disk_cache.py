@@ -80,7 +80,8 @@ def state_identity(engine: Engine) -> list[str]:
         for i, part in enumerate(state.live_parts())
     ]
     models = [fingerprint(path) for path in (config.model, config.draft) if path is not None]
-    return [*models, json.dumps([shapes, live, config.fa_window])]
+    lossy = ["prefill_fp8"] if engine.prefill_fp8 else []
+    return [*models, json.dumps([shapes, live, config.fa_window, *lossy])]
 
 
 class DiskCache:

@@ -118,6 +118,7 @@ class Usage:
         widths: Steps by width, narrowest first.
         prompt_kept_n: Tokens of a shortened prompt that were prefilled.
         score_ms: Time for choosing them, included in `prompt_ms`.
+        prefill_fp8: Whether prompts are prefilled with 8-bit floats, which is lossy.
     """
 
     prompt_n: int
@@ -135,6 +136,7 @@ class Usage:
     sources: tuple[SourceTotal, ...] = ()
     prompt_kept_n: int | None = None
     score_ms: float = 0.0
+    prefill_fp8: bool = False
 
     @property
     def tokens_per_step(self) -> float:

@@ -151,6 +151,7 @@ class RequestGeneration(Generation):
     ) -> None:
         request, n = prepared.request, len(prepared.ids)
         self._tokenizer, self._config, self._request = engine.tokenizer, engine.config, request
+        self._prefill_fp8 = engine.prefill_fp8
         self._expected_ms = engine.expected_ms
         self._prompt_text, self._sink, self._hooks = prepared.text, sink, hooks
         self._limit = answer_limit(engine, prepared)
@@ -324,6 +325,7 @@ class RequestGeneration(Generation):
             sources=tuple(SourceTotal(name, *counts) for name, counts in self._sources.items()),
             prompt_kept_n=None if self._sent_n == len(self.ids) else len(self.ids),
             score_ms=self._score_ms,
+            prefill_fp8=self._prefill_fp8,
         )
 
     def _width_uses(self) -> Iterator[WidthUse]:

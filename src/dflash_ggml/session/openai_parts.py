@@ -27,6 +27,7 @@ def _speed(usage: Usage) -> dict[str, Any]:
         "cache_n": usage.cached_n,
         "prompt_n": usage.prefilled_n,
         **({**kept, "score_ms": round(usage.score_ms, 3)} if kept else {}),
+        **({"prefill_fp8": True} if usage.prefill_fp8 else {}),
         "prompt_ms": round(usage.prompt_ms, 3),
         "prompt_per_second": round(usage.prompt_per_second, 2),
         "predicted_n": usage.predicted_n,

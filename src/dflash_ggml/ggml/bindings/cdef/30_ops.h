@@ -37,6 +37,7 @@ struct ggml_tensor *ggml_geglu_split(struct ggml_context *ctx, struct ggml_tenso
 struct ggml_tensor *ggml_rms_norm(struct ggml_context *ctx, struct ggml_tensor *a, float eps);
 
 bool ggml_prec_set_acc(struct ggml_tensor *a, enum ggml_prec prec);
+bool ggml_prec_set_src(struct ggml_tensor *a, enum ggml_prec prec, int idx);
 struct ggml_tensor *ggml_mul_mat(struct ggml_context *ctx, struct ggml_tensor *a, struct ggml_tensor *b);
 struct ggml_tensor *ggml_mul_mat_id(struct ggml_context *ctx, struct ggml_tensor *as, struct ggml_tensor *b,
     struct ggml_tensor *ids);
