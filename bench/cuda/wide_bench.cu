@@ -2,7 +2,7 @@
 //
 //   nvcc -O3 -std=c++17 -arch=native --expt-relaxed-constexpr -I <patched ggml>/include -I <patched ggml>/src \
 //        -I <patched ggml>/src/ggml-cuda bench/cuda/wide_bench.cu -o wide_bench -lcublas
-//   ./wide_bench unpack     time and bandwidth per type, 17,408 x 5,120 values
+//   ./wide_bench unpack     time and bandwidth per type, 17,408 x 5,120 values: to FP16, and rows of both lengths to E4M3
 //   ./wide_bench shapes     FP16 and BF16 products per shape of the 27B model and number of columns, FP32 sums
 //   ./wide_bench model      all matrix products of a 27B batch in layer order, as one CUDA graph: each part, both, in parts of a matrix
 //   ./wide_bench tiles      products that unpack the weights while they multiply, by columns of a tile, beside unpacking and cuBLAS
@@ -11,6 +11,7 @@
 // Weights are random bytes under fixed scales. The model's have 14.6 GB of their own, so that they are read from memory.
 
 #include "mmw-unpack.cuh"
+#include "mmw-e4m3.cuh"
 #include "mmw-product-kernel.cuh"
 #include "timing.cuh"
 
@@ -83,6 +84,15 @@ static void time_unpack(const char * name, const int64_t values, const int64_t s
     }
     const float us = 1000*time_graph(s, [&] { for (int i = 0; i < copies; ++i) unpack<type>(w + i*bytes, y, n, s); })/copies;
     printf("%-7s %6.1f us, %5.0f GB/s read and written\n", name, us, (n*sizeof(half) + bytes)/us*1e-3);
+    for (const int k : { 5120, 17408 }) {
+        const int threads = (k/(MMW_UNIT*MMW_E4M3_KEEP) + 31)/32*32;
+        const float rows_us = 1000*time_graph(s, [&] {
+            for (int i = 0; i < copies; ++i) {
+                mmw_rows_to_e4m3<type><<<n/k, threads, 0, s>>>(w + i*bytes, (char *) y, (float *) (y + n/2), nullptr, k);
+            }
+        })/copies;
+        printf("%-7s %6.1f us, %5.0f GB/s to E4M3, rows of %d\n", name, rows_us, (n + bytes)/rows_us*1e-3, k);
+    }
     CHECK(cudaFree(w)); CHECK(cudaFree(y));
 }
 

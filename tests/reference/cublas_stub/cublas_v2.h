@@ -2,6 +2,7 @@
 #pragma once
 #define CUBLAS_VER_MAJOR 13
 #define CUBLAS_VER_MINOR 0
+#define CUBLAS_VERSION 130000
 typedef struct cublasContext * cublasHandle_t;
 typedef enum { CUBLAS_STATUS_SUCCESS } cublasStatus_t;
 typedef enum { CUBLAS_TF32_TENSOR_OP_MATH } cublasMath_t;
