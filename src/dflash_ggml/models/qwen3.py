@@ -211,12 +211,12 @@ class Qwen3(Target):
             taps.flush()
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_attention_norm.weight"])
-            x = g.add(y, x)
+            x = g.add(x, y)
             y = g.rms_norm(x, eps, w[name + self.second_norm])
             y = ffn.build(g, w, name, y)
             if self.normed_behind:
                 y = g.rms_norm(y, eps, w[name + "post_ffw_norm.weight"])
-            x = g.add(y, x)
+            x = g.add(x, y)
             taps.take(i, x)
         taps.finish()
         declare_outputs(g, w, self.head_name, x, eps, batch, self.softcap)

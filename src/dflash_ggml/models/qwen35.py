@@ -260,9 +260,9 @@ class Qwen35(Target):
                 y = attention(g, w, name + "attn_", y, columns, state.cache(i), rope, **sizes)
             y = state.summed(g, y)
             taps.flush()
-            x = g.add(y, x)
+            x = g.add(x, y)
             y = g.rms_norm(x, eps, w[name + "post_attention_norm.weight"])
-            x = g.add(state.summed(g, ffn.build(g, w, name, y)), x)
+            x = g.add(x, state.summed(g, ffn.build(g, w, name, y)))
             taps.take(i, x)
         taps.finish()
         return x
