@@ -80,7 +80,8 @@ def passes(result: Result) -> Iterator[Row]:
     if result.get("fa_window"):
         kinds.append(f"window {result['fa_window']:,}")
     if limit := re.search(r"--gpu-memory (\S+)", result["command"]):
-        kinds.append(f"{limit[1]} of GPU memory, the other experts on the host")
+        rest = "the other experts" if "a3b" in result["model"] else "the embedding"
+        kinds.append(f"{limit[1]} of GPU memory, {rest} on the host")
     yield (
         f"{model(result)}, {', '.join(kinds)}",
         {name: at(result, f"passes/{name}/pass_ms") for name in names},
@@ -115,11 +116,33 @@ def forced(result: Result) -> Iterator[Row]:
     loops = result["loops"]
     cells = {name: loop["tokens_per_second"] for name, loop in loops.items()}
     if any(name != "plain" for name in loops):
-        yield model(result), {"forced length": result["synthetic_acceptance"], **cells}, {}
+        behind = f", {result['context']:,} tokens before" if result["context"] != 2048 else ""
+        yield model(result) + behind, {"forced length": result["synthetic_acceptance"], **cells}, {}
 
 
 def prompts(result: Result) -> Iterator[Row]:
-    yield model(result), {f"{one['length']:,}": one["tokens_per_second"] for one in result["runs"]}, {}
+    def kind(one: Result) -> str:
+        batch = f", batches of {one['batch']:,}" if one["batch"] > 4096 else ""
+        return batch + (", 8-bit floats (LOSSY)" if one.get("prefill_fp8") else "")
+
+    draft = "" if "-md " in result["command"] else ", no draft"
+    for found in dict.fromkeys(map(kind, result["runs"])):
+        cells = {
+            f"{one['length']:,}": one["tokens_per_second"] for one in result["runs"] if kind(one) == found
+        }
+        yield f"{model(result)}{draft}{found}", cells, {}
+
+
+def fp8_quality(result: Result) -> Iterator[Row]:
+    for row in result["rows"]:
+        cells = {
+            "perplexity": row["perplexity"],
+            "with 8-bit floats": row["perplexity_fp8"],
+            "KL, nats": row["kl"],
+            "same top token": row["same_top"],
+            "NMSE of the logits": row["nmse"],
+        }
+        yield f"{model(result)}, {row['tokens']} tokens of {row['text']}", cells, {}
 
 
 def long_context(result: Result) -> Iterator[Row]:
@@ -130,8 +153,10 @@ def long_context(result: Result) -> Iterator[Row]:
         "decode, tokens/s": result["decode_tokens_per_second"],
         "forced length": result["tokens_per_step"],
         "GiB planned": sum(result["planned"].values()) / 2**30,
+        "GiB by nvidia-smi": result["nvidia_smi_mib"]["most"] / 1024,
     }
-    yield f"{model(facts)}, context {result['n_ctx']:,}, K q8_0, V q4_0", cells, facts
+    types = " and ".join(dict.fromkeys(re.findall(r"-ct[kv] (\S+)", facts["command"])))
+    yield f"{model(facts)}, context {result['n_ctx']:,}, K and V {types}", cells, facts
 
 
 def disk(result: Result) -> Iterator[Row]:
@@ -414,10 +439,14 @@ QUESTIONS = (
         f"{RANDOM} Q4_K_M mix, Q8_0 draft; milliseconds on the device. `verify n` checks n candidates, the root counted.",
         ("plain", *VERIFY, "draft", "commit"),
         (
-            "step-h100-27b-6",
+            "step-h100-27b-7",
             "step-one-of-2-h100",
             "step-2-h100-tensor",
             "step-h200-27b",
+            "step-q4-2k-h100",
+            "step-q4-32k-h100",
+            "step-q4-128k-h100",
+            "step-q4-250k-h100",
             "step-q8q4-h100",
             "step-32k-h100",
             "step-window-h100",
@@ -434,7 +463,11 @@ QUESTIONS = (
         FORCED,
         ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
         (
-            "step-h100-27b-6",
+            "step-h100-27b-7",
+            "step-q4-2k-h100",
+            "step-q4-32k-h100",
+            "step-q4-128k-h100",
+            "step-q4-250k-h100",
             "step-one-of-2-h100",
             "step-2-h100-layer",
             "step-2-h100-tensor",
@@ -454,22 +487,36 @@ QUESTIONS = (
     ),
     Question(
         "How fast is a prompt?",
-        f"{RANDOM} Tokens a second by length of the prompt, the draft's features included, float16 K/V.",
+        f"{RANDOM} Tokens a second by length of the prompt, the draft's features included where there is one, float16 K/V.",
         ("4,096", "10,240", "32,768", "110,000"),
-        ("prefill-h100-27b", "prefill-h100-27b-again", "prefill-h100-35b-a3b"),
+        (
+            "prefill-h100-27b-3",
+            "prefill-h100-27b-110k",
+            "prefill-h100-27b-fp8",
+            "prefill-h100-27b",
+            "prefill-h100-35b-a3b",
+        ),
         prompts,
     ),
     Question(
+        "What do prompts in 8-bit floats cost?",
+        "Trained weights, in numpy: every matrix of a layer and its input rounded as `--prefill-fp8` does, sums in float64.",
+        ("perplexity", "with 8-bit floats", "KL, nats", "same top token", "NMSE of the logits"),
+        ("fp8-quality-embedded",),
+        fp8_quality,
+    ),
+    Question(
         "Does a long context fit 24 GB?",
-        FORCED + " Draft window 2,048, trees of 23 nodes, a limit of 23 GiB; 22.5 GiB at most by nvidia-smi.",
+        FORCED + " Draft window 2,048, trees of 23 and 15 nodes, limits of 23 and 23.2 GiB.",
         (
             "prompt",
             "prefill, tokens/s",
             "decode, tokens/s",
             "forced length",
             "GiB planned",
+            "GiB by nvidia-smi",
         ),
-        ("long-context-h100-27b",),
+        ("long-context-h100-27b-262144", "long-context-h100-27b"),
         long_context,
     ),
     Question(

@@ -9,13 +9,13 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
-from test_fp8_rounding import nmse, rounded
 
 from dflash_ggml.engine.kernel_tuning import FP8_COLUMNS
 from dflash_ggml.ggml.device import F32, Device, list_devices
 from dflash_ggml.ggml.graph import Graph
 from dflash_ggml.ggml.store import Workspace
 from dflash_ggml.ggml.weights import Source, Weights
+from reference.e4m3 import nmse, rounded
 
 GPUS = [d for d in list_devices() if d.is_gpu]
 pytestmark = pytest.mark.skipif(not GPUS, reason="no GPU in this build or machine")
