@@ -488,12 +488,11 @@ QUESTIONS = (
     Question(
         "How fast is a prompt?",
         f"{RANDOM} Tokens a second by length of the prompt, the draft's features included where there is one, float16 K/V.",
-        ("4,096", "10,240", "32,768", "110,000"),
+        ("4,096", "32,768", "110,000"),
         (
             "prefill-h100-27b-3",
             "prefill-h100-27b-110k",
             "prefill-h100-27b-fp8",
-            "prefill-h100-27b",
             "prefill-h100-35b-a3b",
         ),
         prompts,

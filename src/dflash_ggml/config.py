@@ -77,7 +77,8 @@ class EngineConfig:
         draft_max: Tokens that the prediction head drafts, one pass each. Other drafts have a block.
         prefill_fp8: Prefill with 8-bit floats: the matmuls of passes of many prompt tokens round weights and activations to
             E4M3, where a GPU has kernels for it (Hopper, CUDA 12.9 and later; see docs/promise.md). It CHANGES THE OUTPUT: K/V
-            rows and state of the prompt are not exactly the target's own. Decoding is exact, given these.
+            rows and state of the prompt are not exactly the target's own, nor are the logits of its last token, from which the
+            first one is drawn. What follows is exact, given these.
 
     Raises:
         ConfigError: A value is out of range; it names the field.

@@ -174,9 +174,9 @@ def fp8_check(why: str) -> Check:
         why: Why it has none, empty if it has.
     """
     if why:
-        return Check("prefill", "note", f"--prefill-fp8 has no effect: {why}", "leave the option away")
+        return Check("prefill", "note", f"--prefill-fp8 has no effect: {why}", "omit the option")
     text = "prompts are prefilled in 8-bit floats: answers are not the model's own"
-    return Check("prefill", "note", text, "leave --prefill-fp8 away for its own")
+    return Check("prefill", "note", text, "omit --prefill-fp8 for its own")
 
 
 def memory_check(plan: MemoryPlan, where: str, is_gpu: bool, layers: int = 0) -> Check:

@@ -202,8 +202,16 @@ def fp8_matrices(device: Device, weights: Mapping[str, Tensor], n_batch: int) ->
         return [], "it takes a Hopper GPU and a build with CUDA 12.9 or later"
     if n_batch < FP8_COLUMNS:
         return [], f"it takes batches of {FP8_COLUMNS} tokens and more, these have {n_batch} (-b)"
-    found = [w for name, w in weights.items() if w.type in FP8_TYPES and w.ne[2] == 1 and _LAYER.search(name)]
-    return found, "" if found else "no matrix has a quantised type with such kernels"
+    found = [
+        w
+        for name, w in weights.items()
+        if w.type in FP8_TYPES
+        and w.ne[2] == 1
+        and w.ne[0] % 64 == 0
+        and w.ne[1] % 16 == 0
+        and _LAYER.search(name)
+    ]
+    return found, "" if found else "no matrix has a type and a shape with such kernels"
 
 
 def worth_measuring(device: Device) -> bool:

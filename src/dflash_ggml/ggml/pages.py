@@ -110,7 +110,7 @@ class LockedPages:
         return True
 
     def is_mapped(self, address: int) -> bool:
-        """Whether kernels read the host memory at this address; not what nobody has locked."""
+        """Whether kernels read the host memory at this address; False for unlocked memory."""
         there = ctypes.c_uint64()
         call = ctypes.byref(there), ctypes.c_void_p(address), ctypes.c_uint(0)
         return not self._call("cuMemHostGetDevicePointer_v2", *call) and there.value == address

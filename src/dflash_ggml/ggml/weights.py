@@ -6,6 +6,7 @@ import logging
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,13 +291,13 @@ class HostWeights:
         if self._user is not self._device or not self._device.is_gpu:
             return
         # without pinned memory ggml takes other host memory, which kernels cannot read
-        driver = LockedPages(self._device.info.name, ())
-        if not driver.locked or not all(driver.is_mapped(_address(t)) for t in self.tensors.values()):
+        with closing(LockedPages(self._device.info.name, ())) as driver:
+            pinned = driver.locked and all(driver.is_mapped(_address(t)) for t in self.tensors.values())
+        if not pinned:
             raise DeviceError(
                 f"{self._device.info.name}: no pinned memory for {self.nbytes / 2**20:.0f} MiB of weights that stay in host "
                 "memory; lower the context (-c)"
             )
-        driver.close()
 
     def _warn_copied(self) -> None:
         log.warning(
