@@ -77,7 +77,8 @@ def test_matmuls_of_prompts_ask_for_it_and_no_others(
 ) -> None:
     with load(demo_pair, prefill_fp8=True) as engine:
         names = {name for name, w in engine.passes.weights.items() if w.ne[1] > 1 and w.type in FP8_TYPES}
-        layers = {name for name in names if name.startswith("blk.")}
+        shaped = {name for name in names if engine.passes.weights[name].ne[1] % 16 == 0}
+        layers = {name for name in shaped if name.startswith("blk.")}
         asked.clear()  # what was reserved
         written(engine)
         assert [columns for columns, _ in asked] == [FP8_COLUMNS], "the batch behind it has 20"
@@ -135,7 +136,7 @@ def test_floats_are_left_as_they_are(
 ) -> None:
     with caplog.at_level(logging.WARNING), load(toy_pair, prefill_fp8=True) as engine:
         assert not engine.prefill_fp8
-    assert any("no matrix has a quantised type" in r.getMessage() for r in caplog.records)
+    assert any("no matrix has a type" in r.getMessage() for r in caplog.records)
 
 
 def test_it_is_reported_and_its_rows_are_not_mixed_with_exact_ones(
