@@ -207,6 +207,17 @@ def run_net_cached(rng: Generator, **parameters: object) -> None:
     run_net(rng, **parameters, cache=True)
 
 
+def run_net_tree(
+    rng: Generator, h_k: int, h_v: int, n_tokens: int, kind: str, chain: str, accepted: int
+) -> None:
+    """Of a whole delta net what is ours: what comes before the rule, and once for all that may follow the rule of a tree."""
+    state, x = conv(rng, 4, (2 * h_k + h_v) * 128, n_tokens, 1, kind, 0, True)
+    if accepted >= 0:
+        conv_commit(rng, state, x, np.array([[accepted - 1]], np.int32))
+    elif chain == "TEST_DELTA_TREE_RULE":
+        run_net(rng, 128, h_k, h_v, n_tokens, 1, kind, view=True, cache=True)
+
+
 def run_net_commit(
     rng: Generator,
     head_size: int,
@@ -612,6 +623,7 @@ RUNNERS: dict[str, Callable[..., None]] = {
     "test_gated_delta_net_chunked": run_net_chunked,
     "test_gated_delta_net_chunked_in_place": run_net_chunked_in_place,
     "test_delta_net_input": run_net_input,
+    "test_delta_net_tree": run_net_tree,
     "test_top_k_log_probs": run_top_k,
     "test_all_reduce": run_all_reduce,
 }
