@@ -1,4 +1,4 @@
-"""Tests of matmuls with few columns on a GPU: values that are no numbers, and replays. Skipped elsewhere."""
+"""Tests of matmuls with few columns on a GPU: non-finite inputs, and replays. Skipped elsewhere."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def gpu() -> Iterator[Device]:
 @pytest.mark.parametrize(
     "odd", [0x7FC00000, 0xFFFFFFFF, 0x7F800000, 0xFF800000], ids=["NaN", "all bits", "inf", "-inf"]
 )
-def test_what_is_no_number_stays_in_its_column(gpu: Device, n: int, odd: int) -> None:
-    """All bits of a part of a sum say that it is not there yet: an input that looked like that would be waited for on and on."""
+def test_non_finite_values_stay_in_their_column(gpu: Device, n: int, odd: int) -> None:
+    """Blocks mark a partial sum as missing with the bits of a NaN; no input may produce these bits, or the kernel would hang."""
     rows, k = 200, 5120
     rng = np.random.default_rng(n)
     data = quantize(0.02 * rng.standard_normal((rows, k)).astype(np.float32), Type.Q8_0)
