@@ -43,7 +43,7 @@ def test_compiles(name, tmp_path):
 
 
 @pytest.mark.skipif(NVCC is None or shutil.which("nm") is None, reason="nvcc or nm is not installed")
-@pytest.mark.parametrize("name", ["mmw.cu", "fattn-narrow.cu"])
+@pytest.mark.parametrize("name", ["mmn.cu", "mmw.cu", "fattn-narrow.cu"])
 def test_other_architectures_need_nothing_of_hopper(name, tmp_path):
     """What is compiled for one architecture only is missing in builds for others."""
     cuda = GGML / "src" / "ggml-cuda"
