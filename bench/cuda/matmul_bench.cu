@@ -7,12 +7,14 @@
 //   ./matmul_bench tune             the same with every variant, the fastest kept
 //   ./matmul_bench model            all matrix products of one 27B pass, in layer order, as one CUDA graph
 //
+// On Hopper -gencode=arch=compute_90a,code=sm_90a in place of -arch=native adds the kernels of mmn-hopper.cuh (h in their labels).
 // Timings rotate through buffers larger than the L2 cache and replay a CUDA graph; shares are of the measured copy bandwidth.
 
 #define GGML_COMMON_DECL_CUDA
 #define GGML_COMMON_IMPL_CUDA
 #include "ggml-common.h"
 #include "mmn-convert.cuh"
+#include "mmn-hopper.cuh"
 #include "mmn-product.cuh"
 #include "mmn-unpack-more.cuh"
 #include "matmul_reference.cuh"
@@ -38,25 +40,54 @@ struct variant {
     void (*kernel)(mmn_args);
     int smem;
     int grid = 0; // blocks that fit on the device at once
+    bool core = false; // of mmn-hopper.cuh: activations in the order of core matrices
     int rows() const { return 16*mt*nw; }
     std::string label() const {
         char s[96];
-        snprintf(s, sizeof s, "m%d n%d w%d k%d s%d o%d b%d", mt, nt, nw, ks, ns, occ, bps);
+        snprintf(s, sizeof s, "%sm%d n%d w%d k%d s%d o%d b%d", core ? "h " : "", mt, nt, nw, ks, ns, occ, bps);
         return s;
     }
 };
 
-template <mmn_type type, int mt, int nt, int nw, int ks, int ns, int occ>
-static variant make_variant(int bps) {
-    variant v { type, mt, nt, nw, ks, ns, occ, bps, mmn_product<type, mt, nt, nw, ks, ns, occ, false>, ns*mmn_stage_bytes<type, mt, nt, nw, ks, false> };
+static variant & fit(variant & v) {
     if (cudaFuncSetAttribute((const void *) v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.smem) != cudaSuccess) {
         cudaGetLastError();
         return v;
     }
     int n = 0;
-    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, (const void *) v.kernel, nw*32, v.smem));
-    v.grid = std::min(n, bps)*n_sm;
+    CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, (const void *) v.kernel, v.nw*32, v.smem));
+    v.grid = std::min(n, v.bps)*n_sm;
     return v;
+}
+
+template <mmn_type type, int mt, int nt, int nw, int ks, int ns, int occ>
+static variant make_variant(int bps) {
+    variant v { type, mt, nt, nw, ks, ns, occ, bps, mmn_product<type, mt, nt, nw, ks, ns, occ, false>, ns*mmn_stage_bytes<type, mt, nt, nw, ks, false> };
+    return fit(v);
+}
+
+static __global__ void compiled_for_hopper(bool * yes) {
+#ifdef MMN_WGMMA_AVAILABLE
+    *yes = true;
+#else
+    *yes = false;
+#endif
+}
+
+static bool for_hopper() {
+    bool * yes;
+    CHECK(cudaMallocManaged(&yes, 1));
+    compiled_for_hopper<<<1, 1>>>(yes);
+    CHECK(cudaDeviceSynchronize());
+    return *yes;
+}
+
+template <mmn_type type, int nt, int nw, int ns, int registers>
+static variant make_hopper_variant(int bps) {
+    static const bool available = for_hopper();
+    variant v { type, 1, nt, nw, 1, ns, bps, bps, mmnh_product<type, nt, nw, ns, registers>, mmnh_smem_bytes<type, nt, nw, ns> };
+    v.core = true;
+    return available ? fit(v) : v;
 }
 
 struct workspace {
@@ -71,10 +102,10 @@ static workspace make_workspace() {
     return w;
 }
 
-static void convert(cudaStream_t s, const workspace & ws, const float * x, int k, int cols, int nt) {
+static void convert(cudaStream_t s, const workspace & ws, const float * x, int k, int cols, int nt, bool core = false) {
     const int n_done = 4096;
     const int64_t stride = k;
-    launch(s, mmn_convert<MMN_INPUT_PLAIN>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, k/256, cols, nt, ws.x, ws.done, n_done);
+    launch(s, core ? mmn_convert<MMN_INPUT_PLAIN, true> : mmn_convert<MMN_INPUT_PLAIN, false>, dim3(nt*8, (k/256 + 7)/8), 256, 0, x, stride, (const float *) nullptr, (int64_t) 0, k, k/256, cols, nt, ws.x, ws.done, n_done);
 }
 
 struct matrix { const char * w; float * dst; int rows; };
@@ -147,7 +178,7 @@ static int check(cudaStream_t s, const bool small, const int only_type) {
                 std::vector<float> y(rows*64), again(rows*64);
                 for (int rep = 0; rep < 2; ++rep) {
                     CHECK(cudaMemsetAsync(dst, 0xFF, 4ll*rows*64, s));
-                    convert(s, ws, x, k, cols, v.nt);
+                    convert(s, ws, x, k, cols, v.nt, v.core);
                     product(s, ws, v, { { (const char *) w, dst, rows } }, k, cols);
                     CHECK(cudaMemcpyAsync((rep ? again : y).data(), dst, 4ll*rows*64, cudaMemcpyDeviceToHost, s));
                     CHECK(cudaStreamSynchronize(s));
@@ -210,7 +241,7 @@ static void shapes(cudaStream_t s, double peak, int only_type) {
             const int copies = (int) std::min<int64_t>(pool/pitch, 32);
             if (copies < 1) continue;
             const float ms = time_graph(s, [&]() {
-                convert(s, ws, x, sh.k, v.nt*8, v.nt);
+                convert(s, ws, x, sh.k, v.nt*8, v.nt, v.core);
                 for (int c = 0; c < copies; ++c) product(s, ws, v, { { (const char *) w + c*pitch, dst, sh.rows } }, sh.k, v.nt*8);
             });
             const double bw = bytes*(double) copies/ms*1e-9;
@@ -233,7 +264,7 @@ static void profile(cudaStream_t s, int type) {
     fill_weights<<<(blocks + 127)/128, 128, 0, s>>>(type, w, blocks, step_bytes[type], 7, false);
     for (const variant & v : variants()) {
         if (v.type != type || v.grid == 0) continue;
-        convert(s, ws, x, k, v.nt*8, v.nt);
+        convert(s, ws, x, k, v.nt*8, v.nt, v.core);
         product(s, ws, v, { { (const char *) w, dst, rows } }, k, v.nt*8);
         CHECK(cudaStreamSynchronize(s));
     }
@@ -289,7 +320,8 @@ static void model(cudaStream_t s, double peak, const bool tune) {
             for (const group & g : groups) {
                 std::map<int, std::vector<matrix>> by_type;
                 for (const auto & m : g.mats) by_type[m.first].push_back(m.second);
-                convert(s, ws, x, g.k, cols, chosen[g.mats[0].first]->nt);
+                const variant & v = *chosen[g.mats[0].first];
+                convert(s, ws, x, g.k, cols, v.nt, v.core);
                 ++launches;
                 for (const auto & it : by_type) {
                     product(s, ws, *chosen[it.first], it.second, g.k, cols);
@@ -306,7 +338,7 @@ static void model(cudaStream_t s, double peak, const bool tune) {
                 const variant * best = chosen[type];
                 float best_ms = 1e9f;
                 for (const variant & v : variants()) {
-                    if (v.type != type || v.grid == 0 || v.nt != chosen[type]->nt) continue;
+                    if (v.type != type || v.grid == 0 || v.nt != chosen[type]->nt || v.core != chosen[type]->core) continue;
                     chosen[type] = &v;
                     const float ms = run(cols);
                     printf("   %2d columns, %s %s x%d: %.2f ms\n", cols, type_name[type], v.label().c_str(), v.grid/n_sm, ms);
