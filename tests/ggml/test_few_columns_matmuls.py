@@ -100,7 +100,7 @@ def test_non_finite_values_stay_in_their_column(gpu: Device, n: int, odd: int) -
 @pytest.mark.parametrize("kind", BLOCKS, ids=lambda kind: kind.name)
 def test_replays_give_the_same_bits(gpu: Device, kind: Type, n: int) -> None:
     """Blocks whose warps do not wait for each other read the activations of their step, never those of the next."""
-    rows, k = 17408, 5120
+    rows, k = 34816, 5120  # smaller matrices showed such a fault in few launches
     rng = np.random.default_rng(n)
     data = random_blocks(rng, kind, rows, k)
     x = rng.standard_normal((n, k)).astype(np.float32)
