@@ -67,8 +67,9 @@ def fork(a: list[int], b: list[int]) -> int:
 
 
 def write(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
-    """Greedy tokens, and the passes they took."""
+    """Greedy tokens, and the passes they took, none of them foretold by what was written before."""
     engine.reset()
+    engine.forget()
     engine.prefill(ids)
     steps = list(engine.generate(Sampler(GREEDY, engine.n_vocab), max_tokens=n, mode=mode))
     return [t for s in steps for t in s.tokens], len(steps) - 1
