@@ -1,6 +1,6 @@
 """Generator of the README's speed plot, from a result file of beside_llama.py.
 
-    python bench/speed_picture.py                                # docs/speed.svg from bench/results/beside-llama-h100-27b.json
+    python bench/speed_picture.py                                # docs/speed.svg from bench/results/beside-llama-h200-27b.json
     python bench/speed_picture.py beside-llama.json speed.svg
 
 It shows passes of a file with RANDOM WEIGHTS, and the plot is labelled so.
@@ -17,7 +17,7 @@ from dflash_ggml.bench.plots import gallery, svg
 from dflash_ggml.bench.sections import Plot, Series
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULT = ROOT / "bench" / "results" / "beside-llama-h100-27b.json"
+RESULT = ROOT / "bench" / "results" / "beside-llama-h200-27b.json"
 PICTURE = ROOT / "docs" / "speed.svg"
 
 
@@ -31,7 +31,7 @@ def passes(result: dict[str, Any]) -> Plot:
     widths = [1, *(int(name.removeprefix("verify ")) for name in names[1:])]
     return Plot(
         "passes",
-        "One pass of the target: 27B, Q4_K_M, one H100",
+        "One pass of the target: 27B, Q4_K_M, one H200",
         "tokens verified in the pass (1: plain decoding)",
         "milliseconds",
         [
