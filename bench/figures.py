@@ -87,8 +87,6 @@ def passes(result: Result) -> Iterator[Row]:
         {name: at(result, f"passes/{name}/pass_ms") for name in names},
         {},
     )
-    if stock := result.get("stock_products_ms"):
-        yield f"{model(result)}, the same graph with ggml's own matmuls", stock, {}
 
 
 def beside_llama(result: Result) -> Iterator[Row]:
@@ -460,7 +458,7 @@ QUESTIONS = (
     Question(
         "How many tokens a second, where the draft is right as often as is forced?",
         FORCED,
-        ("forced length", "plain", "chain", "tree 7", "tree 15", "tree 23", "tree 31"),
+        ("forced length", "plain", "chain", "tree 7", "tree 15"),
         (
             "step-h200-27b-2",
             "step-q4-2k-h200",

@@ -31,7 +31,7 @@ def passes(result: dict[str, Any]) -> Plot:
     widths = [1, *(int(name.removeprefix("verify ")) for name in names[1:])]
     return Plot(
         "passes",
-        "One pass of the target: 27B, Q4_K_M, one H200",
+        f"One pass of the target: 27B, Q4_K_M, one {result['gpu']['name'].removeprefix('NVIDIA ')}",
         "tokens verified in the pass (1: plain decoding)",
         "milliseconds",
         [

@@ -67,7 +67,7 @@ def fork(a: list[int], b: list[int]) -> int:
 
 
 def write(engine: Solo, ids: list[int], mode: str, n: int) -> tuple[list[int], int]:
-    """Greedy tokens, and the passes they took, none of them foretold by what was written before."""
+    """Greedy tokens, and the passes they took, without prompt lookup in earlier output."""
     engine.reset()
     engine.forget()
     engine.prefill(ids)
