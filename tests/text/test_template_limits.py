@@ -17,6 +17,12 @@ GROWS = (
 )
 
 
+@pytest.fixture(autouse=True)
+def steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No limit of time: on a slow machine it would come first."""
+    monkeypatch.setattr(template_meter, "SECONDS", 1000.0)
+
+
 def grows(start: str, more: str) -> str:
     return GROWS.replace("START", start).replace("MORE", more)
 
@@ -138,6 +144,12 @@ def test_steps_are_counted_anew_for_each_rendering() -> None:
         assert template.render(ROWS, rows=[0] * 600_000) == ""
     with pytest.raises(ConfigError, match=MANY):
         template.render(ROWS, rows=[0] * 1_000_000)
+
+
+def test_steps_that_are_slow_end_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_meter, "SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="more than 0 s"):
+        ChatTemplate("{% for i in rows %}{% endfor %}").render(ROWS, rows=[0] * 100_000)
 
 
 def test_a_conversation_of_a_million_tokens_is_rendered() -> None:
